@@ -1,0 +1,98 @@
+"""Starts the ranks of a run on this machine, and ends all of them when one ends badly."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_GRACE_SECONDS = 5.0
+
+
+def run_ranks(arguments: Sequence[str], *, ranks: int, threads: int, logs: Path) -> int:
+    """Runs `python -m megagspo ARGUMENTS` as so many ranks and returns the exit status of the first that failed, or 0.
+
+    Rank 0 writes to this terminal, the others to `logs/rank_001.log` and so on. Ranks die with this process, however it ends.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    processes = []
+    for rank in range(ranks):
+        output = None if rank == 0 else (logs / f"rank_{rank:03d}.log").open("w")
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "megagspo", *arguments],
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                preexec_fn=_die_with_parent,
+            )
+        )
+        if output:
+            output.close()
+    try:
+        return _wait(processes, logs)
+    finally:
+        _end(processes)
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], logs: Path) -> int:
+    """Until all ranks have ended well, or one has not. Rank 0 is given a moment to explain a failure it shares."""
+    while True:
+        states = [process.poll() for process in processes]
+        failed = [(rank, state) for rank, state in enumerate(states) if state]
+        if failed:
+            rank, state = failed[0]
+            if rank > 0:
+                _explain(rank, state, logs / f"rank_{rank:03d}.log")
+            elif state < 0:
+                print(f"error: rank 0 was ended by {signal.Signals(-state).name}", file=sys.stderr)
+            return state if state > 0 else 1
+        if all(state == 0 for state in states):
+            return 0
+        time.sleep(0.05)
+
+
+def _explain(rank: int, state: int, log: Path) -> None:
+    how = f"was ended by {signal.Signals(-state).name}" if state < 0 else f"ended with status {state}"
+    tail = log.read_text(errors="replace").splitlines()[-20:]
+    print("\n".join([f"error: rank {rank} {how}; the end of {log}:", *("  " + line for line in tail)]), file=sys.stderr)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Asks what still runs to end, then ends it."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for process in processes:
+        try:
+            process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _die_with_parent() -> None:
+    """Linux ends this rank when the launcher ends, even by SIGKILL: no rank is left training on its own."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

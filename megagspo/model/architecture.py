@@ -1,0 +1,94 @@
+"""What a Hugging Face `config.json` says about a model, in Megatron's words, and independent of how it is parallelised."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megagspo.config.layout import Layout
+from megagspo.errors import ConfigError, MissingError, ModelError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """vocab_size: rows of the embedding, before any padding; transformer: arguments of Megatron's TransformerConfig."""
+
+    vocab_size: int
+    max_positions: int
+    tied_embeddings: bool
+    rotary_base: float
+    transformer: Mapping[str, Any]
+
+    def with_transformer(self, **arguments: Any) -> Architecture:
+        """A copy with further TransformerConfig arguments."""
+        return dataclasses.replace(self, transformer={**self.transformer, **arguments})
+
+
+def rope_base(hf: Mapping[str, Any]) -> float:
+    """The rotary base, from either layout: `rope_theta`, or transformers 5's nested `rope_parameters`."""
+    parameters = hf.get("rope_parameters") or {}
+    scaling = hf.get("rope_scaling") or {k: v for k, v in parameters.items() if k != "rope_theta"}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind != "default":
+        raise ModelError(f"config.json: rope scaling of type {kind!r} is not supported")
+    return float(parameters.get("rope_theta", hf.get("rope_theta", 10000.0)))
+
+
+def read_config(model_path: str | Path) -> dict[str, Any]:
+    """`config.json` of a Hugging Face directory. Raises MissingError or ModelError."""
+    file = Path(model_path) / "config.json"
+    if not file.is_file():
+        raise MissingError(f"{file} does not exist: {model_path} is not a Hugging Face model directory")
+    try:
+        return json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
+
+
+def families() -> list[str]:
+    """The supported `model_type`s: each is a module of `megagspo.model.families`."""
+    from megagspo.model import families as package
+
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+
+
+def read_architecture(model_path: str | Path) -> Architecture:
+    """The architecture of a Hugging Face directory, by its exact `model_type`."""
+    hf = read_config(model_path)
+    family = hf.get("model_type")
+    if family not in families():
+        raise ModelError(
+            f"{model_path}/config.json: model_type {family!r} is not supported; supported: {', '.join(families())}"
+        )
+    module = importlib.import_module(f"megagspo.model.families.{family}")
+    try:
+        return module.architecture(hf)
+    except KeyError as error:
+        raise ModelError(f"{model_path}/config.json lacks {error}, which {family} needs") from error
+
+
+def check_divides(architecture: Architecture, layout: Layout) -> None:
+    """Raises ConfigError when the layout cuts something that the model does not divide into equal parts."""
+    sizes = architecture.transformer
+    experts = sizes.get("num_moe_experts")
+    cuts: list[tuple[str, int, str, int | None]] = [
+        ("parallel.tensor", layout.tensor, "attention heads", sizes["num_attention_heads"]),
+        ("parallel.tensor", layout.tensor, "key/value heads", sizes["num_query_groups"]),
+        ("parallel.pipeline", layout.pipeline, "layers", sizes["num_layers"]),
+        ("parallel.expert", layout.expert, "experts", experts),
+        ("parallel.expert_tensor", layout.expert_tensor, "expert hidden units", sizes.get("moe_ffn_hidden_size")),
+    ]
+    if not experts:
+        cuts.append(("parallel.tensor", layout.tensor, "MLP hidden units", sizes["ffn_hidden_size"]))
+    for key, parts, what, size in cuts:
+        if size is None and parts > 1:
+            raise ConfigError(f"{key}={parts}, but the model has no {what}: set {key}=1")
+        if size is not None and size % parts:
+            divisors = [n for n in range(1, size + 1) if size % n == 0]
+            raise ConfigError(f"{key}={parts} does not divide the model's {size} {what}: use one of {divisors}")

@@ -1,0 +1,124 @@
+"""Builds the Megatron model: the only place of the package that knows which Megatron class a policy is."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer import TransformerConfig
+
+from megagspo.config.schema import Layout
+from megagspo.model.architecture import Architecture, check_divides
+from megagspo.model.attention import PackedAttention
+from megagspo.model.norm import RMSNorm
+from megagspo.platform.device import Platform
+
+VOCABULARY_DIVISOR = 128
+"""Embedding rows per tensor-parallel rank are padded to a multiple of this, as Megatron-LM does."""
+
+
+def padded_vocabulary(vocab_size: int, tensor: int) -> int:
+    """Rows of the padded embedding: the next multiple of VOCABULARY_DIVISOR x tensor-parallel size."""
+    multiple = VOCABULARY_DIVISOR * tensor
+    return -(-vocab_size // multiple) * multiple
+
+
+def transformer_config(
+    architecture: Architecture, layout: Layout, platform: Platform, dtype: torch.dtype
+) -> TransformerConfig:
+    """Megatron's configuration for this model in this layout.
+
+    calculate_per_token_loss: Megatron then sums gradients over micro-batches and data-parallel ranks as they are; our loss
+    weights already hold every normalisation (see `policy/learner.py`).
+    """
+    return TransformerConfig(
+        **architecture.transformer,
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+        sequence_parallel=layout.sequence,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        normalization="RMSNorm",
+        activation_func=torch.nn.functional.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        # The values are overwritten at once, but it is in initialisation that Megatron marks parameters as tensor-parallel;
+        # unmarked ones are taken for duplicates and dropped from the gradient norm.
+        perform_initialization=True,
+        use_cpu_initialization=platform.is_cpu,
+        variable_seq_lengths=layout.pipeline > 1,
+        batch_p2p_comm=not platform.is_cpu,
+        calculate_per_token_loss=True,
+        moe_token_dispatcher_type="alltoall",
+        moe_router_load_balancing_type="none",
+        moe_aux_loss_coeff=0.0,
+        moe_router_dtype="fp32",
+        moe_grouped_gemm=uses_transformer_engine(platform),
+        gradient_accumulation_fusion=False,
+    )
+
+
+def uses_transformer_engine(platform: Platform) -> bool:
+    """TransformerEngine's layers are used when they are installed and there is a GPU to run them."""
+    return not platform.is_cpu and importlib.util.find_spec("transformer_engine") is not None
+
+
+def layer_spec(config: TransformerConfig, platform: Platform) -> Any:
+    """The block spec: TransformerEngine's modules, or Megatron's torch modules with our norm and attention."""
+    if uses_transformer_engine(platform):
+        return get_gpt_decoder_block_spec(config, use_transformer_engine=True, normalization="RMSNorm")
+    block = copy.deepcopy(
+        get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+    )
+    for layer in block.layer_specs:
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = PackedAttention
+        if config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+    block.layer_norm = RMSNorm
+    return block
+
+
+def build_model(
+    architecture: Architecture, layout: Layout, platform: Platform, dtype: torch.dtype
+) -> torch.nn.Module:
+    """This rank's part of the model, parameters not yet set: the caller loads a checkpoint or Hugging Face weights."""
+    check_divides(architecture, layout)
+    with platform.megatron_calls():
+        config = transformer_config(architecture, layout, platform, dtype)
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=layer_spec(config, platform),
+            vocab_size=padded_vocabulary(architecture.vocab_size, layout.tensor),
+            max_sequence_length=architecture.max_positions,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=architecture.tied_embeddings,
+            position_embedding_type="rope",
+            rotary_base=architecture.rotary_base,  # type: ignore[arg-type]
+            parallel_output=True,
+        ).to(platform.device)
+    _mark_experts(model)
+    return model
+
+
+def _mark_experts(model: torch.nn.Module) -> None:
+    """Has the gradients of routed experts summed over the expert-data-parallel ranks, always.
+
+    Megatron 0.16 marks them so only where expert parallelism is above 1. With TP = 2, EP = 1 and expert-tensor parallel 1 each
+    tensor-parallel rank holds every expert whole but has seen half of the tokens, and the gradients would stay apart in silence.
+    """
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            parameter.allreduce = False  # type: ignore[attr-defined]

@@ -1,0 +1,122 @@
+"""A run's checkpoints on disk: written whole or not at all, found again after any crash.
+
+    checkpoints/step_000010/        weights, optimizer, counters (Megatron), state.json (the loop's), manifest.json
+    checkpoints/latest              the name of the newest, updated last
+    checkpoints/step_000020.partial being written, or left by a crash; never loaded, replaced by the next save
+
+`manifest.json` lists every file with its size. It is written last before the rename, so a directory that was cut short, by a
+crash or by a copy, is noticed and the one before it is used, with a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megagspo.convert.safetensors_io import fsync_directory, fsync_tree
+from megagspo.errors import CheckpointError
+
+_NAME = re.compile(r"^step_(\d{6,})$")
+_MANIFEST, _STATE = "manifest.json", "state.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    step: int
+    directory: Path
+
+    def state(self) -> dict[str, Any]:
+        """What the loop saved beside the policy."""
+        return json.loads((self.directory / _STATE).read_text())
+
+
+class CheckpointDirectory:
+    """The `checkpoints/` of a run. `rank` 0 touches names; `barrier` makes the other ranks wait for it."""
+
+    def __init__(self, root: Path, *, keep: int, rank: int, barrier: Callable[[], None]) -> None:
+        self.root = root
+        self._keep = keep
+        self._first = rank == 0
+        self._barrier = barrier
+
+    def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
+        """write(directory) is called by all ranks and writes the policy's part.
+
+        Raises CheckpointError when the disk refuses; earlier checkpoints are untouched.
+        """
+        final = self.root / f"step_{step:06d}"
+        partial = self.root / f"step_{step:06d}.partial"
+        try:
+            if self._first:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+            self._barrier()
+            write(partial)
+            self._barrier()
+            if self._first:
+                (partial / _STATE).write_text(json.dumps(state, indent=2) + "\n")
+                self._seal(partial, final)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {final} could not be written: {error}. Earlier checkpoints are untouched; "
+                "make room or change run.dir, then run the same command again"
+            ) from error
+        self._barrier()
+
+    def _seal(self, partial: Path, final: Path) -> None:
+        (partial / _MANIFEST).write_text(json.dumps(_sizes(partial), indent=2) + "\n")
+        fsync_tree(partial)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+        pointer = self.root / "latest.partial"
+        pointer.write_text(final.name + "\n")
+        os.replace(pointer, self.root / "latest")
+        fsync_directory(self.root)
+        for old in self._steps()[self._keep :]:
+            shutil.rmtree(old.directory)
+
+    def newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """The newest whole checkpoint; each newer one that is not whole is warned about."""
+        for checkpoint in self._steps():
+            if fault := _fault(checkpoint.directory):
+                warn(f"{checkpoint.directory} is not whole ({fault}): going back to an older checkpoint")
+            else:
+                return checkpoint
+        return None
+
+    def _steps(self) -> list[Checkpoint]:
+        """Newest first."""
+        if not self.root.is_dir():
+            return []
+        found = [
+            Checkpoint(step=int(match[1]), directory=entry)
+            for entry in self.root.iterdir()
+            if (match := _NAME.match(entry.name))
+        ]
+        return sorted(found, key=lambda checkpoint: -checkpoint.step)
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    files = (file for file in directory.rglob("*") if file.is_file() and file.name != _MANIFEST)
+    return {str(file.relative_to(directory)): file.stat().st_size for file in sorted(files)}
+
+
+def _fault(directory: Path) -> str | None:
+    """What is missing from a checkpoint directory; None when it is whole."""
+    try:
+        listed = json.loads((directory / _MANIFEST).read_text())
+    except (OSError, json.JSONDecodeError):
+        return f"no readable {_MANIFEST}"
+    present = _sizes(directory)
+    for name, size in listed.items():
+        if present.get(name) != size:
+            return f"{name} has {present.get(name, 0)} bytes, {size} were written"
+    return None

@@ -1,0 +1,64 @@
+"""Data parallelism, optimizer and learning-rate schedule, all Megatron's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from megagspo.config.schema import Config
+
+
+def wrap_data_parallel(model: torch.nn.Module, *, distributed_optimizer: bool) -> DistributedDataParallel:
+    """Gradients are summed in float32 over the data-parallel ranks, once an optimizer step."""
+    ddp_config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,
+        use_distributed_optimizer=distributed_optimizer,
+    )
+    return DistributedDataParallel(model.config, ddp_config, model)
+
+
+def build_optimizer(model: DistributedDataParallel, config: Config, dtype: torch.dtype) -> Any:
+    """AdamW with float32 master weights and moments; clip_grad bounds the global gradient norm."""
+    settings = config.optimizer
+    return get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer=settings.name,
+            lr=settings.lr,
+            min_lr=settings.lr_min,
+            weight_decay=settings.weight_decay,
+            adam_beta1=settings.betas[0],
+            adam_beta2=settings.betas[1],
+            adam_eps=settings.eps,
+            clip_grad=settings.clip_grad,
+            bf16=dtype == torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=config.trainer.distributed_optimizer,
+        ),
+        [model],
+    )
+
+
+def build_schedule(optimizer: Any, config: Config, total_updates: int) -> OptimizerParamScheduler:
+    """The learning rate as a function of the number of optimizer updates made, over the whole run.
+
+    A resumed run sets that number (`schedule.num_steps`) and nothing else, so the rate cannot drift from it.
+    """
+    settings = config.optimizer
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=settings.lr,
+        min_lr=settings.lr_min,
+        lr_warmup_steps=settings.warmup_steps,
+        lr_decay_steps=max(total_updates, settings.warmup_steps + 1),
+        lr_decay_style=settings.schedule,
+        start_wd=settings.weight_decay,
+        end_wd=settings.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+    )

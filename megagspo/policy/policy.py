@@ -1,0 +1,254 @@
+"""The Megatron policy: log-probabilities, gradients, optimizer steps, and its weights in Hugging Face layout.
+
+Every rank calls every method alike and receives the same results; who computes what is decided inside. Ranks are told all
+sequences of a mini-batch (token ids are small) and work on their own share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from torch import Tensor
+
+from megagspo.algo.objective import Objective, Terms, TokenBatch
+from megagspo.config.schema import Config, Layout
+from megagspo.convert.registry import bound_rules
+from megagspo.convert.safetensors_io import HUGGING_FACE, HfCheckpoint, carry_files
+from megagspo.model.architecture import read_architecture, read_config
+from megagspo.model.build import build_model
+from megagspo.platform.device import Platform
+from megagspo.policy.batch import MicroBatch, pack
+from megagspo.policy.megatron_checkpoint import load_state, load_weights, save_state
+from megagspo.policy.logprob import token_logprobs, vocabulary_part
+from megagspo.policy.optimizer import build_optimizer, build_schedule, wrap_data_parallel
+from megagspo.policy.packing import fill, plan_microbatches
+from megagspo.policy.reduce import gather_responses, sum_over_ranks
+from megagspo.policy.weights import ModelWeights
+from megagspo.types import HfTensors, TrainSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniBatch:
+    """What one optimizer update learns from; the lists run parallel to sequences.
+
+    old_logprobs[i] [response tokens] float32; advantages[i]; token_weights[i]: the weight of each of its response tokens in
+    the loss, every normalisation over the whole mini-batch included.
+    """
+
+    sequences: Sequence[TrainSequence]
+    old_logprobs: Sequence[Tensor]
+    advantages: Sequence[float]
+    token_weights: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogProbs:
+    """For each sequence its response tokens' log-probabilities and the entropies they were drawn at, float32, on the CPU."""
+
+    logprobs: list[Tensor]
+    entropies: list[Tensor]
+
+
+class MegatronPolicy:
+    """A policy on this rank. `version` counts steps: the weights after step v are version v."""
+
+    def __init__(self, config: Config, layout: Layout, platform: Platform, *, total_updates: int) -> None:
+        self.config = config
+        self.layout = layout
+        self.platform = platform
+        self.version = 0
+        self.updates = 0
+        dtype = getattr(torch, config.model.dtype) if config.model.dtype else platform.default_dtype
+        self.dtype = dtype
+        self.architecture = read_architecture(config.model.path)
+        bound, dimensions = bound_rules(read_config(config.model.path))
+        bare = build_model(self.architecture, layout, platform, dtype)
+        self._bare = bare
+        self.weights = ModelWeights(bare, layout, bound, dimensions)
+        if config.model.checkpoint is None:
+            self.weights.load(HfCheckpoint(config.model.path))
+        else:
+            load_weights(Path(config.model.checkpoint), bare)
+        with platform.megatron_calls():
+            wrapped = Float16Module(bare.config, bare) if dtype == torch.bfloat16 else bare
+            self.model = wrap_data_parallel(wrapped, distributed_optimizer=config.trainer.distributed_optimizer)
+            self.optimizer = build_optimizer(self.model, config, dtype)
+            self.schedule = build_schedule(self.optimizer, config, total_updates)
+        # The one place where Megatron's own scaling of losses is accounted for. calculate_per_token_loss (model/build.py)
+        # makes DDP and the schedules add gradients up unscaled; what is left is the division by a token count in
+        # finalize_model_grads, which is skipped by passing none. The weights of a MiniBatch are the only normalisation.
+        bare.config.finalize_model_grads_func = lambda models, num_tokens=None, **kwargs: finalize_model_grads(
+            models, None, **kwargs
+        )
+        bare.config.no_sync_func = self.model.no_sync
+
+    # --- computing ----------------------------------------------------------------------------------------------------
+
+    def logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> LogProbs:
+        """log pi(token) of every response token under softmax(logits / temperature), without gradient."""
+        own: list[tuple[MicroBatch, Tensor, Tensor]] = []
+
+        def keep(micro: MicroBatch, logits: Tensor, **_: Any) -> tuple[Tensor, dict[str, Tensor]]:
+            values, entropies = self._token_logprobs(micro, logits, temperature)
+            own.append((micro, values, entropies))
+            return values.sum(), {}
+
+        with torch.no_grad():
+            self._run(sequences, keep, forward_only=True)
+        lengths = [sequence.response_length for sequence in sequences]
+        contributes = self._is_reporter()
+        return LogProbs(
+            logprobs=gather_responses([(m.members, v) for m, v, _ in own], lengths, contributes=contributes),
+            entropies=gather_responses([(m.members, e) for m, _, e in own], lengths, contributes=contributes),
+        )
+
+    def forward_backward(
+        self, batch: MiniBatch, objective: Objective, *, temperature: float
+    ) -> dict[str, float]:
+        """Puts the gradient of sum over tokens of weight x term into the gradient buffers.
+
+        Returns sums over the mini-batch's response tokens (`loss` is the weighted sum itself, `tokens` their number) and the
+        largest ratio, the same on every rank and for every way of cutting the batch; and how full the packed rows were.
+        """
+        reports: list[dict[str, Tensor]] = []
+
+        def loss(micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            value, report = self._loss(micro, logits, batch, objective, temperature)
+            reports.append(report)
+            return value, torch.zeros((), dtype=torch.int, device=value.device), {}
+
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        packed = self._run(batch.sequences, loss, forward_only=False)
+        sums = sum_over_ranks(reports, contributes=self._is_reporter(), device=self.platform.device)
+        return sums | packed
+
+    def optimizer_step(self) -> tuple[float, float]:
+        """One Adam update with the gradients gathered. Returns the gradient norm before clipping, and the learning rate."""
+        rate = self.optimizer.param_groups[0]["lr"]
+        with self.platform.megatron_calls():
+            updated, norm, _ = self.optimizer.step()
+        assert updated, "float32 and bfloat16 steps are never skipped"
+        self.updates += 1
+        self.schedule.step(increment=1)
+        return float(norm), float(rate)
+
+    def hf_tensors(self) -> HfTensors:
+        """The weights as named tensors in Hugging Face layout, on every rank; all ranks must read it to its end."""
+        return self.weights.stream(self.config.sync.bucket_bytes)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def save(self, directory: Path) -> None:
+        """Writes a Megatron distributed checkpoint into an empty directory, all ranks together."""
+        if dist.get_rank() == 0:  # a checkpoint explains itself: `convert megatron-to-hf` needs nothing else
+            carry_files(Path(self.config.model.path), directory / HUGGING_FACE)
+        with self.platform.megatron_calls():
+            counters = {"version": self.version, "updates": self.updates}
+            save_state(directory, self._bare, self.optimizer, counters)
+
+    def load(self, directory: Path) -> None:
+        """Continues from a checkpoint written in any layout: weights, optimizer, learning rate, version."""
+        with self.platform.megatron_calls():
+            counters = load_state(directory, self._bare, self.optimizer)
+        self.version, self.updates = counters["version"], counters["updates"]
+        self.schedule.num_steps = 0
+        self.schedule.step(increment=self.updates)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _run(self, sequences: Sequence[TrainSequence], loss: Any, *, forward_only: bool) -> dict[str, float]:
+        """This rank's micro-batches through Megatron's schedule. Returns how full the rows of all ranks were."""
+        plan = plan_microbatches(
+            sequences,
+            data_parallel=self.layout.data,
+            token_budget=self.config.trainer.tokens_per_microbatch,
+        )
+        mine = plan[parallel_state.get_data_parallel_rank()]
+        multiple = self.layout.tensor if self.layout.sequence else 1
+        micro_batches = [
+            pack(sequences, members, multiple=multiple, device=self.platform.device) for members in mine
+        ]
+
+        def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, Any]:
+            micro = next(data_iterator)
+            output = model(
+                input_ids=micro.input_ids,
+                position_ids=micro.position_ids,
+                attention_mask=None,
+                packed_seq_params=micro.packing,
+            )
+            return output, partial(loss, micro)
+
+        with self.platform.megatron_calls():
+            get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=iter(micro_batches),
+                model=[self.model],
+                num_microbatches=len(micro_batches),
+                seq_length=micro_batches[0].input_ids.shape[1],  # the schedules ask for it; rows of any length travel
+                micro_batch_size=1,
+                forward_only=forward_only,
+            )
+        return fill(plan, sequences)
+
+    def _token_logprobs(self, micro: MicroBatch, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """logits [1, T, V] -> the response tokens' log-probabilities and entropies, [R] each."""
+        part = vocabulary_part(
+            columns=logits.shape[-1],
+            vocab_size=self.architecture.vocab_size,
+            rank=parallel_state.get_tensor_model_parallel_rank(),
+            group=parallel_state.get_tensor_model_parallel_group(),
+        )
+        chosen = logits[0].index_select(0, micro.predictors)  # [R, V]
+        return token_logprobs(chosen, micro.targets, part, temperature=temperature)
+
+    def _loss(
+        self, micro: MicroBatch, logits: Tensor, batch: MiniBatch, objective: Objective, temperature: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The micro-batch's share of the loss, and what it adds to the report."""
+        train_logprobs, entropies = self._token_logprobs(micro, logits, temperature)
+        if not micro.members:
+            # A micro-batch that only keeps this rank in step: no tokens, a loss of exactly 0 that reaches every parameter.
+            return logits.sum() * 0.0, {}
+        device = logits.device
+        spread = micro.segments.spread
+        weights = spread(torch.tensor([batch.token_weights[i] for i in micro.members], device=device))
+        tokens = TokenBatch(
+            train_logprobs=train_logprobs,
+            old_logprobs=torch.cat([batch.old_logprobs[i] for i in micro.members]).to(device),
+            advantages=spread(torch.tensor([batch.advantages[i] for i in micro.members], device=device)),
+            segments=micro.segments,
+        )
+        terms = objective(tokens)
+        loss = (weights * terms.loss).sum()
+        return loss, _report(loss, terms, entropies)
+
+    def _is_reporter(self) -> bool:
+        """Of the ranks that compute the same log-probabilities exactly one reports them."""
+        return (
+            parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+        )
+
+
+def _report(loss: Tensor, terms: Terms, entropies: Tensor) -> dict[str, Tensor]:
+    """Sums over the micro-batch's response tokens; `ratio_max` is a maximum."""
+    return {
+        "loss": loss.detach().double(),
+        "tokens": torch.tensor(float(len(entropies)), dtype=torch.float64, device=loss.device),
+        "entropy": entropies.double().sum(),
+        "ratio": terms.ratio.double().sum(),
+        "ratio_max": terms.ratio.double().max(),
+        "clipped_low": terms.clipped_low.double().sum(),
+        "clipped_high": terms.clipped_high.double().sum(),
+    }

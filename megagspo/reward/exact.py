@@ -1,0 +1,13 @@
+"""The response is the reference answer, but for white space around it."""
+
+from __future__ import annotations
+
+from megagspo.reward.base import Reward, reference_answer
+from megagspo.types import Prompt
+
+
+class ExactReward(Reward):
+    """1.0 when the stripped response equals the stripped reference answer, otherwise 0.0."""
+
+    def score(self, prompt: Prompt, text: str) -> float:
+        return float(text.strip() == reference_answer(prompt, reward="exact").strip())

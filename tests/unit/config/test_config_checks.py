@@ -1,0 +1,88 @@
+"""Contradictions are refused, dubious combinations warned about, absent files named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megagspo.config import Config, check_config, check_paths
+from megagspo.errors import ConfigError, MissingError
+
+Load = Callable[..., Config]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["algorithm={name: grpo, aggregation: token_mean}"],
+        ["algorithm={clip_low: 0.01, clip_high: 0.01}"],
+        ["algorithm={name: grpo, clip_low: 0.5, clip_high: 5}"],
+        ["rollout.responses=1", "algorithm.advantage={baseline: none, scale: none}"],
+        ["rollout={prompts: 2, responses: 2}"],
+        ["eval.every=5", "data.eval=[{jsonl: eval.jsonl}]"],
+    ],
+)
+def test_ordinary_configurations_pass_without_a_warning(load: Load, overrides: list[str]) -> None:
+    assert check_config(load(*overrides)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["algorithm.aggregation=token_mean"],
+            ["algorithm.aggregation=token_mean", "algorithm.name=gspo", "set"],
+        ),
+        (
+            ["algorithm.clip_high=0.05"],
+            ["clip_high=0.05", "3e-4 and 4e-4", "2507.18071", "allow_wide_clip=true"],
+        ),
+        (["algorithm.clip_low=0.2"], ["algorithm.clip_low=0.2", "is refused", "remove both keys"]),
+        (["rollout.responses=1"], ["rollout.responses=1", "group_mean", "set rollout.responses=2"]),
+        (["rollout.responses=1", "algorithm.advantage.baseline=none"], ["rollout.responses=1", "group_std"]),
+        (
+            ["rollout={prompts: 2, responses: 2}", "trainer.minibatches=5"],
+            ["trainer.minibatches=5", "= 4 samples", "trainer.minibatches=4 or less"],
+        ),
+        (["eval.every=5"], ["eval.every=5", "data.eval is empty", "eval.every=0"]),
+    ],
+)
+def test_contradictions_are_refused_with_a_remedy(load: Load, overrides: list[str], words: list[str]) -> None:
+    config = load(*overrides)
+    with pytest.raises(ConfigError) as caught:
+        check_config(config)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["{clip_high: 0.011}", "{clip_low: 0.049}", "{clip_low: 0.2, clip_high: 0.2, allow_wide_clip: true}"],
+)
+def test_a_wide_gspo_range_warns(load: Load, algorithm: str) -> None:
+    (warning,) = check_config(load(f"algorithm={algorithm}"))
+    assert "3e-4 and 4e-4" in warning
+    assert "arXiv 2507.18071" in warning
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.path=absent"], ["model.path", "absent", "make demo", "tools/make_tiny_moe.py"]),
+        (["model.checkpoint=absent"], ["model.checkpoint", "absent", "remove the key"]),
+        (["rollout.replay=absent"], ["rollout.replay", "absent", "remove the key"]),
+        (["data.train.0.jsonl=absent"], ["data.train.0.jsonl", "absent"]),
+        (["data.eval=[{reasoning_gym: x}, {jsonl: absent}]"], ["data.eval.1.jsonl", "absent"]),
+    ],
+)
+def test_absent_files_are_named(load: Load, tmp_path: Path, overrides: list[str], words: list[str]) -> None:
+    (tmp_path / "train.jsonl").touch()
+    present = [f"model.path={tmp_path}", f"data.train.0.jsonl={tmp_path / 'train.jsonl'}"]
+    check_paths(load(*present))
+    with pytest.raises(MissingError) as caught:
+        check_paths(load(*present, *overrides))
+    for word in words:
+        assert word in str(caught.value)

@@ -1,0 +1,69 @@
+"""Rewards together: by name, in order, weighted; and what they may not be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from megagspo.config.schema import RewardConfig
+from megagspo.errors import ConfigError, NumericsError
+from megagspo.reward.base import Reward
+from megagspo.reward.exact import ExactReward
+from megagspo.reward.scoring import REWARDS, Scorer
+from megagspo.types import Prompt
+
+
+def prompt(answer: str, index: int = 0) -> Prompt:
+    return Prompt(id=f"p/{index}", source="p", text="?", token_ids=(1,), answer=answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "score"), [("116", 1.0), (" 116\n", 1.0), ("117", 0.0), ("116 117", 0.0), ("", 0.0)]
+)
+def test_exact_compares_stripped_texts(text: str, score: float) -> None:
+    assert ExactReward().score(prompt("116"), text) == score
+
+
+def test_total_is_the_weighted_sum_in_the_order_of_the_responses() -> None:
+    entries = [RewardConfig(name="exact", weight=0.5), RewardConfig(name="math", weight=2.0)]
+    with Scorer(entries) as scorer:
+        scores = scorer.score([prompt("1/2", 0), prompt("3", 1), prompt("4", 2)], ["1/2", "6/2", "no"])
+        assert scores == [
+            {"exact": 1.0, "math": 1.0},
+            {"exact": 0.0, "math": 1.0},
+            {"exact": 0.0, "math": 0.0},
+        ]
+        assert [scorer.total(each) for each in scores] == [2.5, 2.0, 0.0]
+
+
+def test_a_reward_that_is_not_a_number_stops_the_step_and_names_the_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken(Reward):
+        def score(self, prompt: Prompt, text: str) -> float:
+            return float("nan") if text == "b" else 1.0
+
+    monkeypatch.setitem(REWARDS, "exact", Broken)
+    with pytest.raises(NumericsError, match=r"'exact' of response 1, to prompt p/1, is nan"):
+        Scorer([RewardConfig(name="exact")]).score([prompt("1", 0), prompt("1", 1)], ["a", "b"])
+
+
+def test_a_reward_is_configured_once() -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        Scorer([RewardConfig(name="exact"), RewardConfig(name="exact")])
+
+
+def test_every_reward_of_the_schema_is_there() -> None:
+    assert set(REWARDS) == set(RewardConfig.model_fields["name"].annotation.__args__)  # type: ignore[union-attr]
+
+
+def test_importing_rewards_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, megagspo.reward.scoring, megagspo.data;"
+        "heavy = {'torch', 'megatron', 'sympy', 'math_verify', 'reasoning_gym', 'transformers'};"
+        "print(heavy & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
