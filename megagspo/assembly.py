@@ -1,4 +1,5 @@
-"""Builds the parts of a run from its configuration and takes them down again. What they do together is `loop.py`'s matter."""
+"""Builds the parts of a run from its configuration and takes them down again. What they do together is
+`loop.py`'s matter."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -66,7 +66,8 @@ class Run:
 
     def remaining_steps(self) -> Iterator[int]:
         """The steps still to make, counted from 1."""
-        for self.step in range(self.step + 1, self.config.trainer.steps + 1):
+        while self.step < self.config.trainer.steps:
+            self.step += 1
             yield self.step
 
     def replayed(self, step: int) -> list[Sample] | None:
@@ -77,7 +78,9 @@ class Run:
     def keep_rollouts(self, samples: Sequence[Sample]) -> None:
         """Files what the step learned from, to be read and to be replayed."""
         if self.world.is_first:
-            write_samples(step_file(self.directory.rollouts, self.step), samples, self.step, self.policy.version - 1)
+            write_samples(
+                step_file(self.directory.rollouts, self.step), samples, self.step, self.policy.version - 1
+            )
 
     def record(self, metrics: dict[str, float]) -> None:
         """Files the step's metrics and shows its line."""
@@ -109,7 +112,9 @@ class WeightPush:
         self._policy = policy
         self._engine = engine
         architecture = policy.architecture
-        self._probe = Probe(vocab_size=architecture.vocab_size, seed=seed, max_length=architecture.max_positions)
+        self._probe = Probe(
+            vocab_size=architecture.vocab_size, seed=seed, max_length=architecture.max_positions
+        )
 
     def __call__(self) -> PushReport:
         """The weights of the policy's version; after it the engine serves that version."""
@@ -131,7 +136,8 @@ class WeightPush:
 
 @contextmanager
 def assemble(config: Config, *, updates_per_step: int) -> Iterator[Run]:
-    """All parts of a run, at the step it has reached: a run that has a checkpoint continues from the newest whole one."""
+    """All parts of a run, at the step it has reached: a run that has a checkpoint continues from the newest
+    whole one."""
     world = launched_world() or ALONE
     layout = config.parallel.resolve(world.size)
     platform = pick_platform(
@@ -146,7 +152,9 @@ def assemble(config: Config, *, updates_per_step: int) -> Iterator[Run]:
         prompts = load_prompts(config.data, tokenizer)
         check_lengths(config, read_architecture(config.model.path), prompts)
         stack.enter_context(process_groups(layout, platform, world, seed=config.run.seed))
-        policy, checkpoints, state = _policy_at_its_step(config, layout, platform, world, directory, updates_per_step)
+        policy, checkpoints, state = _policy_at_its_step(
+            config, layout, platform, world, directory, updates_per_step
+        )
         stream = PromptStream(prompts.train, seed=config.run.seed)
         step = state["step"] if state else 0
         if state:
@@ -156,7 +164,9 @@ def assemble(config: Config, *, updates_per_step: int) -> Iterator[Run]:
             metrics = MetricsLog(directory.root, resume_step=step, tensorboard=config.observe.tensorboard)
             stack.callback(metrics.close)
         progress = stack.enter_context(
-            ProgressDisplay(title=config.run.name, total=config.trainer.steps, done=step, visible=world.is_first)
+            ProgressDisplay(
+                title=config.run.name, total=config.trainer.steps, done=step, visible=world.is_first
+            )
         )
         progress.line(_opening(config, layout, platform, prompts, step))
         yield Run(
@@ -210,7 +220,8 @@ def export(policy: MegatronPolicy, destination: Path, *, like: Path) -> None:
 
 
 def load_tokenizer(model_path: str) -> Any:
-    """The tokenizer of a Hugging Face directory. Raises ModelError when it does not fit the model's vocabulary."""
+    """The tokenizer of a Hugging Face directory. Raises ModelError when it does not fit the model's
+    vocabulary."""
     from transformers import AutoTokenizer
 
     try:
@@ -227,7 +238,8 @@ def load_tokenizer(model_path: str) -> Any:
 
 
 def stop_token_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
-    """The ids that end a response: those of generation_config.json (it may list several), else the tokenizer's own."""
+    """The ids that end a response: those of generation_config.json (it may list several), else the
+    tokenizer's own."""
     file = Path(model_path) / "generation_config.json"
     ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
     ids = tokenizer.eos_token_id if ids is None else ids
@@ -237,7 +249,8 @@ def stop_token_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
 
 
 def check_lengths(config: Config, architecture: Architecture, prompts: PromptSet) -> None:
-    """Raises ConfigError when the longest prompt and response together pass what the model or a micro-batch holds."""
+    """Raises ConfigError when the longest prompt and response together pass what the model or a micro-batch
+    holds."""
     longest = max((*prompts.train, *prompts.held_out), key=lambda prompt: len(prompt.token_ids))
     total = len(longest.token_ids) + config.rollout.response_length_max
     for limit, name in (
@@ -246,14 +259,20 @@ def check_lengths(config: Config, architecture: Architecture, prompts: PromptSet
     ):
         if total > limit:
             raise ConfigError(
-                f"prompt {longest.id} has {len(longest.token_ids)} tokens, which with rollout.response_length_max="
-                f"{config.rollout.response_length_max} makes {total}, more than {name} ({limit}): "
+                f"prompt {longest.id} has {len(longest.token_ids)} tokens, which with "
+                f"rollout.response_length_max={config.rollout.response_length_max} makes {total}, "
+                f"more than {name} ({limit}): "
                 "lower rollout.response_length_max or drop long prompts"
             )
 
 
 def _policy_at_its_step(
-    config: Config, layout: Layout, platform: Platform, world: World, directory: RunDirectory, updates_per_step: int
+    config: Config,
+    layout: Layout,
+    platform: Platform,
+    world: World,
+    directory: RunDirectory,
+    updates_per_step: int,
 ) -> tuple[MegatronPolicy, CheckpointDirectory, dict[str, Any] | None]:
     """The policy, continued from the newest whole checkpoint where there is one."""
     from megagspo.policy.checkpoints import CheckpointDirectory
@@ -276,7 +295,11 @@ def _opening(config: Config, layout: Layout, platform: Platform, prompts: Prompt
         for name, size in vars(layout).items()
         if name not in ("world_size", "sequence") and size > 1
     )
-    place = f"{layout.world_size} rank{'s' * (layout.world_size > 1)} ({platform.device.type}{' ' + cuts if cuts else ''})"
-    data = f"{len(prompts.train)} training prompts, {len(prompts.held_out)} held out, {prompts.dropped} dropped as doubles"
+    ranks = "1 rank" if layout.world_size == 1 else f"{layout.world_size} ranks"
+    place = f"{ranks} ({' '.join(filter(None, [platform.device.type, cuts]))})"
+    data = (
+        f"{len(prompts.train)} training prompts, {len(prompts.held_out)} held out, "
+        f"{prompts.dropped} dropped as doubles"
+    )
     where = f"continues after step {step}" if step else "starts"
     return f"{config.run_dir} {where} on {place}; {data}"

@@ -1,7 +1,7 @@
 """The command line. Commands are thin: they check what the user wrote, then hand over.
 
-Exit status: 0 on success, 2 on a user's mistake with one clear message, 1 on a failure. torch and Megatron are imported only by
-what needs them, so that a mistake is answered at once.
+Exit status: 0 on success, 2 on a user's mistake with one clear message, 1 on a failure. torch and Megatron
+are imported only by what needs them, so that a mistake is answered at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ app = typer.Typer(
 convert = typer.Typer(help="Hugging Face checkpoints to Megatron's and back.", no_args_is_help=True)
 app.add_typer(convert, name="convert")
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, see megagspo/config/README.md.")]
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A YAML file, see megagspo/config/README.md.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="section.key=value ...", help="Values that replace the file's.")
 ]
@@ -40,7 +42,8 @@ Overrides = Annotated[
 
 @app.command(epilog="Example: megagspo train configs/tiny_moe_cpu.yaml run.name=mine trainer.steps=20")
 def train(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Reinforcement learning. Starts its own ranks where the layout needs several; joins under torchrun or srun."""
+    """Reinforcement learning. Starts its own ranks where the layout needs several; joins under torchrun or
+    srun."""
     loaded = _checked(config, overrides)
     if not _started_ranks(loaded):
         from megagspo.loop import train
@@ -60,9 +63,13 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command("eval", epilog="Example: megagspo eval runs/tiny_moe eval.samples=4 --json scores.json")
 def evaluate(
-    target: Annotated[Path, typer.Argument(metavar="CONFIG|RUN_DIR", help="A YAML file, or the directory of a run.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="CONFIG|RUN_DIR", help="A YAML file, or the directory of a run.")
+    ],
     overrides: Overrides = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the scores to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the scores to this file.")
+    ] = None,
     show: Annotated[int, typer.Option(help="Show so many answers.")] = 0,
 ) -> None:
     """avg@k and unbiased pass@k on the held-out prompts of data.eval, k = eval.samples.
@@ -86,12 +93,17 @@ def evaluate(
         json_file.write_text(json.dumps({"model": loaded.model.path, **scores}, indent=2) + "\n")
 
 
-@convert.command("hf-to-megatron", epilog="Example: megagspo convert hf-to-megatron runs/tiny_moe/hf /tmp/megatron")
+@convert.command(
+    "hf-to-megatron", epilog="Example: megagspo convert hf-to-megatron runs/tiny_moe/hf /tmp/megatron"
+)
 def hf_to_megatron(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A Hugging Face directory.")],
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="The checkpoint to write; must not exist.")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DST", help="The checkpoint to write; must not exist.")
+    ],
 ) -> None:
-    """A Megatron distributed checkpoint of the weights, which every parallel layout can load (model.checkpoint)."""
+    """A Megatron distributed checkpoint of the weights, which every parallel layout can load
+    (model.checkpoint)."""
     from megagspo.conversion import hf_to_megatron
 
     hf_to_megatron(source, destination)
@@ -101,7 +113,9 @@ def hf_to_megatron(
 @convert.command("megatron-to-hf", epilog="Example: megagspo convert megatron-to-hf /tmp/megatron /tmp/hf")
 def megatron_to_hf(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A Megatron checkpoint, also one of a run.")],
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="The directory to write; must not exist.")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DST", help="The directory to write; must not exist.")
+    ],
     like: Annotated[
         Path | None, typer.Option(help="Take config and tokenizer from this Hugging Face directory.")
     ] = None,
@@ -118,7 +132,8 @@ def verify(
     a: Annotated[Path, typer.Argument(metavar="A", help="A Hugging Face directory.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
 ) -> None:
-    """Compares names, shapes, dtypes, values, config and tokenizer files; exits 1 and lists the first differences."""
+    """Compares names, shapes, dtypes, values, config and tokenizer files; exits 1 and lists the first
+    differences."""
     from megagspo.convert.verify import differences
 
     found = differences(a, b)
@@ -162,7 +177,8 @@ def _world_size() -> int | None:
 
 
 def _started_ranks(config: Config) -> bool:
-    """Starts the ranks of this very command where it was started alone and the layout needs several; exits with their status."""
+    """Starts the ranks of this very command where it was started alone and the layout needs several; exits
+    with their status."""
     from megagspo.launcher.local import run_ranks
 
     ranks = config.parallel.resolve(_world_size()).world_size
@@ -183,7 +199,9 @@ def _evaluated(target: Path, overrides: list[str]) -> Config:
         if not (target / "config.yaml").is_file():
             raise MissingError(f"{target} is not the directory of a run: it has no config.yaml")
         if not (target / "hf").is_dir():
-            raise MissingError(f"{target}/hf does not exist: the run exports it at its end with checkpoint.save_hf=true")
+            raise MissingError(
+                f"{target}/hf does not exist: the run exports it at its end with checkpoint.save_hf=true"
+            )
         overrides = [f"model.path={target / 'hf'}", *overrides]
         target = target / "config.yaml"
     config = load_config(target, overrides)
@@ -202,7 +220,9 @@ def main() -> Any:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
     except (KeyboardInterrupt, click.Abort):
-        print("interrupted: start the same command again to continue from the last checkpoint", file=sys.stderr)
+        print(
+            "interrupted: start the same command again to continue from the last checkpoint", file=sys.stderr
+        )
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)
 

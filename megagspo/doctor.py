@@ -42,7 +42,9 @@ def _package(name: str, remedy: str) -> Finding:
 
 def _devices() -> Iterator[Finding]:
     yield Finding(
-        what="CPU (gloo)", works=True, detail=f"{len(os.sched_getaffinity(0))} cores; float32; everything here is tested on it"
+        what="CPU (gloo)",
+        works=True,
+        detail=f"{len(os.sched_getaffinity(0))} cores; float32; everything here is tested on it",
     )
     if importlib.util.find_spec("torch") is None:
         return

@@ -1,7 +1,8 @@
 """Every error megagspo raises on purpose has one root, so that a caller can catch them all.
 
-A user's mistake (`UserError`, exit status 2) says what is wrong, where, and how to mend it; a failure (exit status 1) says
-what could not be done and what state it leaves behind. Broken internal assumptions are plain `assert`.
+A user's mistake (`UserError`, exit status 2) says what is wrong, where, and how to mend it; a failure (exit
+status 1) says what could not be done and what state it leaves behind. Broken internal assumptions are plain
+`assert`.
 """
 
 
@@ -12,7 +13,8 @@ class MegagspoError(Exception):
 
 
 class UserError(MegagspoError):
-    """Something the user wrote or asked for cannot work. The message names the thing, the place and the remedy."""
+    """Something the user wrote or asked for cannot work. The message names the thing, the place and the
+    remedy."""
 
     exit_status = 2
 

@@ -17,7 +17,8 @@ from megagspo.rollout.embedded.engine import EmbeddedEngine
 from megagspo.stages import respond
 from megagspo.types import Sample
 
-# Evaluation draws its samples as step 0 does, which no training step shares: always the same seeds, before and after.
+# Evaluation draws its samples as step 0 does, which no training step shares: always the same seeds, before
+# and after.
 _STEP = 0
 
 
@@ -27,8 +28,8 @@ def average(samples: Sequence[Sample]) -> float:
 
 
 def pass_at(k: int, samples: Sequence[Sample], *, full_reward: float) -> float:
-    """pass@k without bias (arXiv 2107.03374, eq. 1): the mean over prompts of 1 - C(n - c, k) / C(n, k), where c of the n
-    responses reach the full reward. Needs n >= k responses to every prompt."""
+    """pass@k without bias (arXiv 2107.03374, eq. 1): the mean over prompts of 1 - C(n - c, k) / C(n, k),
+    where c of the n responses reach the full reward. Needs n >= k responses to every prompt."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for sample in samples:
         groups[sample.group].append(sample.reward >= full_reward - 1e-9)
@@ -46,7 +47,8 @@ def held_out_metrics(run: Run, answering: Respondent) -> dict[str, float]:
 
 
 def evaluate(config: Config) -> tuple[dict[str, float], list[Sample]]:
-    """The scores of the Hugging Face model at `model.path` on `data.eval`, `eval.samples` responses to each prompt.
+    """The scores of the Hugging Face model at `model.path` on `data.eval`, `eval.samples` responses to each
+    prompt.
 
     Returns avg@k, and pass@j for j = 1, 2, 4, ... up to k, with the samples. One process, no Megatron.
     """

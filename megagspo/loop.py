@@ -1,9 +1,10 @@
 """One step of reinforcement learning, and nothing else:
 
-    prompts -> rollouts -> rewards -> advantages -> packed micro-batches -> loss -> optimizer -> weight push -> next rollouts
+    prompts -> rollouts -> rewards -> advantages -> packed micro-batches -> loss -> optimizer -> weight push
+    -> next rollouts
 
-Every rank runs this loop. What a stage does is in `stages.py`, what it is given in `assembly.py`, what is measured in
-`measure.py`.
+Every rank runs this loop. What a stage does is in `stages.py`, what it is given in `assembly.py`, what is
+measured in `measure.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from megagspo.stages import divide, experience, mini_batch, recompute_old_logpro
 
 
 def train(config: Config) -> None:
-    """Trains until `trainer.steps`, from the newest checkpoint where the run has one. Called by every rank alike."""
+    """Trains until `trainer.steps`, from the newest checkpoint where the run has one. Called by every rank
+    alike."""
     objective = objective_of(config.algorithm)
     temperature = config.rollout.temperature
     with assemble(config, updates_per_step=config.trainer.minibatches) as run:
@@ -35,7 +37,9 @@ def train(config: Config) -> None:
                         answering, prompts, responses=config.rollout.responses, step=step
                     )
                 data = experience(config.algorithm, samples)
-                batches = divide(len(data.samples), config.trainer.minibatches, seed=config.run.seed, step=step)
+                batches = divide(
+                    len(data.samples), config.trainer.minibatches, seed=config.run.seed, step=step
+                )
 
                 if config.algorithm.old_logprobs == "trainer":
                     with timer.stage("old_logprob"):
@@ -43,7 +47,12 @@ def train(config: Config) -> None:
 
                 with timer.stage("train"):
                     updates = [
-                        update(policy, mini_batch(config.algorithm, data, members), objective, temperature=temperature)
+                        update(
+                            policy,
+                            mini_batch(config.algorithm, data, members),
+                            objective,
+                            temperature=temperature,
+                        )
                         for members in batches
                     ]
                     policy.version = step

@@ -1,4 +1,5 @@
-"""A step's metrics from its records, by the names that DESIGN fixes. A key that does not apply is left out, never 0."""
+"""A step's metrics from its records, by the names that DESIGN fixes. A key that does not apply is left out,
+never 0."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ def reward_metrics(samples: Sequence[Sample], rewards: Sequence[RewardConfig]) -
 def mismatch_metrics(data: Experience, config: AlgorithmConfig) -> dict[str, float]:
     """Trainer against engine before any update, x = log pi_trainer - log pi_engine at each response token.
 
-    k3 = mean(exp(x) - 1 - x), an estimate of KL(engine || trainer); ratio_in_eps: the mean over responses of their mean x,
-    in units of the clip range on its side, so that 1 means a response starts at the edge. Absent when the trainer's
-    log-probabilities were not computed.
+    k3 = mean(exp(x) - 1 - x), an estimate of KL(engine || trainer); ratio_in_eps: the mean over responses of
+    their mean x, in units of the clip range on its side, so that 1 means a response starts at the edge.
+    Absent when the trainer's log-probabilities were not computed.
     """
     if data.trainer_logprobs is None:
         return {}
@@ -86,7 +87,10 @@ def speed_metrics(timer: StepTimer, updates: Sequence[Update]) -> dict[str, floa
     packing_efficiency: their share of the places in packed rows, where all ranks wait for the longest row.
     """
     total = timer.total()
-    sums = {name: math.fsum(u.sums[name] for u in updates) for name in ("packed_tokens", "packed_places", "sequences")}
+    sums = {
+        name: math.fsum(u.sums[name] for u in updates)
+        for name in ("packed_tokens", "packed_places", "sequences")
+    }
     return {
         **{f"time/{stage}": value for stage, value in timer.seconds.items()},
         "time/step": total,

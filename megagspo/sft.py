@@ -1,4 +1,5 @@
-"""Supervised warm-up: the reference answers as responses, with the same policy, data order and checkpoints as `loop.py`."""
+"""Supervised warm-up: the reference answers as responses, with the same policy, data order and checkpoints as
+`loop.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def sft(config: Config) -> None:
                         likelihood,
                         temperature=1.0,
                     )
-                    for members in divide(len(prompts), config.trainer.minibatches, seed=config.run.seed, step=step)
+                    for members in divide(
+                        len(prompts), config.trainer.minibatches, seed=config.run.seed, step=step
+                    )
                 ]
                 run.policy.version = step
             run.record(update_metrics(updates) | speed_metrics(timer, updates))

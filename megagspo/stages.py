@@ -1,6 +1,7 @@
 """The stages of a step, each a function from records to records. `loop.py` shows them in order.
 
-Every rank calls every stage alike. Ranks share the prompts of a step; after `respond` all ranks know all samples.
+Every rank calls every stage alike. Ranks share the prompts of a step; after `respond` all ranks know all
+samples.
 """
 
 from __future__ import annotations
@@ -19,24 +20,23 @@ from megagspo.algo.advantages import group_advantages
 from megagspo.algo.aggregation import AGGREGATIONS
 from megagspo.algo.objective import Objective
 from megagspo.assembly import Respondent
-from megagspo.config import Config
 from megagspo.config.algorithm import AlgorithmConfig
 from megagspo.errors import DataError, NumericsError
 from megagspo.rollout.collect import build_requests, group_id
-from megagspo.types import Completion, Prompt, Request, Sample, TrainSequence
+from megagspo.types import Completion, Prompt, Sample, TrainSequence
 
 if TYPE_CHECKING:
     from megagspo.policy.policy import MegatronPolicy, MiniBatch
 
 
-# --- rollouts and rewards ---------------------------------------------------------------------------------------------
+# --- rollouts and rewards -----------------------------------------------------------------------------------
 
 
 def respond(parts: Respondent, prompts: Sequence[Prompt], *, responses: int, step: int) -> list[Sample]:
     """Consumes prompts, produces `responses` scored samples of each, in their order, on every rank.
 
-    Each rank answers its share, whole groups so that a prompt is read once. A sample depends on (run seed, step, prompt,
-    index) alone, not on the share.
+    Each rank answers its share, whole groups so that a prompt is read once. A sample depends on (run seed,
+    step, prompt, index) alone, not on the share.
     """
     requests = build_requests(
         prompts, responses=responses, sampling=parts.sampling, run_seed=parts.seed, step=step
@@ -84,22 +84,27 @@ def _in_order(mine: list[tuple[int, list[Sample]]]) -> list[Sample]:
     if dist.is_initialized() and dist.get_world_size() > 1:
         shares = [mine] * dist.get_world_size()
         dist.all_gather_object(shares, mine)
-    return [sample for _, group in sorted((g for share in shares for g in share), key=lambda g: g[0]) for sample in group]
+    return [
+        sample
+        for _, group in sorted((g for share in shares for g in share), key=lambda g: g[0])
+        for sample in group
+    ]
 
 
 def _place() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-# --- what is learned from ---------------------------------------------------------------------------------------------
+# --- what is learned from -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experience:
-    """The samples a step learns from; the lists run parallel. Log-probabilities are [response tokens] float32 each.
+    """The samples a step learns from; the lists run parallel. Log-probabilities are [response tokens] float32
+    each.
 
-    old_logprobs is what ratios are taken against; trainer_logprobs is None when `algorithm.old_logprobs: rollout` spares
-    the trainer's own pass.
+    old_logprobs is what ratios are taken against; trainer_logprobs is None when `algorithm.old_logprobs:
+    rollout` spares the trainer's own pass.
     """
 
     samples: Sequence[Sample]
@@ -137,8 +142,8 @@ def experience(config: AlgorithmConfig, samples: Sequence[Sample]) -> Experience
 def recompute_old_logprobs(
     policy: MegatronPolicy, data: Experience, mini_batches: Sequence[Sequence[int]], *, temperature: float
 ) -> Experience:
-    """The trainer's own log-probabilities before any update. Computed in the mini-batches that will be trained on, so that
-    both passes pack alike and the first ratio is 1 to the last bit."""
+    """The trainer's own log-probabilities before any update. Computed in the mini-batches that will be
+    trained on, so that both passes pack alike and the first ratio is 1 to the last bit."""
     trainer: list[Tensor] = list(data.rollout_logprobs)
     for members in mini_batches:
         values = policy.logprobs([data.sequences[i] for i in members], temperature=temperature).logprobs
@@ -149,14 +154,16 @@ def recompute_old_logprobs(
 
 
 def divide(count: int, parts: int, *, seed: int, step: int) -> list[list[int]]:
-    """The positions of `count` samples in random order (by run seed and step), in `parts` mini-batches of like size."""
+    """The positions of `count` samples in random order (by run seed and step), in `parts` mini-batches of
+    like size."""
     order = list(range(count))
     random.Random(f"{seed}/{step}/mini-batches").shuffle(order)
     return [chunk for part in range(parts) if (chunk := order[part::parts])]
 
 
 def mini_batch(config: AlgorithmConfig, data: Experience, members: Sequence[int]) -> MiniBatch:
-    """What one optimizer update learns from. The token weights hold every normalisation, over the whole mini-batch."""
+    """What one optimizer update learns from. The token weights hold every normalisation, over the whole
+    mini-batch."""
     from megagspo.policy.policy import MiniBatch
 
     sequences = [data.sequences[i] for i in members]
@@ -189,12 +196,15 @@ def answer_tokens(prompts: Sequence[Prompt], tokenizer: Any, stop: int) -> list[
     """The reference answers as token ids, each ended by the stop token."""
     unanswered = [prompt.id for prompt in prompts if prompt.answer is None]
     if unanswered:
-        raise DataError(f"prompt {unanswered[0]} has no reference answer to learn from: leave its source out of data.train")
+        raise DataError(
+            f"prompt {unanswered[0]} has no reference answer to learn from: "
+            "leave its source out of data.train"
+        )
     encoded = tokenizer([prompt.answer for prompt in prompts], add_special_tokens=False)["input_ids"]
     return [(*ids, stop) for ids in encoded]
 
 
-# --- updates ----------------------------------------------------------------------------------------------------------
+# --- updates ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,11 +217,13 @@ class Update:
 
 
 def update(policy: MegatronPolicy, batch: MiniBatch, objective: Objective, *, temperature: float) -> Update:
-    """One gradient and one optimizer step. Raises NumericsError, before any weight moves, when the loss is not finite."""
+    """One gradient and one optimizer step. Raises NumericsError, before any weight moves, when the loss is
+    not finite."""
     sums = policy.forward_backward(batch, objective, temperature=temperature)
     if not math.isfinite(sums["loss"]):
         raise NumericsError(
-            f"the loss of mini-batch {policy.updates + 1} is {sums['loss']}: no update was made, the last checkpoint stands"
+            f"the loss of update {policy.updates + 1} is {sums['loss']}: "
+            "it was not made, and the last checkpoint stands"
         )
     grad_norm, learning_rate = policy.optimizer_step()
     return Update(sums=sums, grad_norm=grad_norm, learning_rate=learning_rate)
@@ -226,4 +238,6 @@ def _sequence(sample: Sample) -> TrainSequence:
 def _check_finite(samples: Sequence[Sample], logprobs: Sequence[Tensor]) -> None:
     for sample, values in zip(samples, logprobs, strict=True):
         if not torch.isfinite(values).all():
-            raise NumericsError(f"sample {sample.id}: the trainer's log-probabilities are not finite: {values.tolist()}")
+            raise NumericsError(
+                f"sample {sample.id}: the trainer's log-probabilities are not finite: {values.tolist()}"
+            )

@@ -1,8 +1,8 @@
 """The records that travel between stages, and the protocols by which packages of one tier know each other.
 
-A step reads `Prompt -> Request -> Completion -> Sample -> (advantage, TrainSequence) -> policy`; each arrow is one stage of
-`loop.py`. Records are frozen; a stage that adds something makes a new record. This module imports neither torch nor megatron
-at run time.
+A step reads `Prompt -> Request -> Completion -> Sample -> (advantage, TrainSequence) -> policy`; each arrow
+is one stage of `loop.py`. Records are frozen; a stage that adds something makes a new record. This module
+imports neither torch nor megatron at run time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FinishReason = Literal["stop", "length", "abort"]
 class Prompt:
     """One problem, as a data source gives it.
 
-    id: stable across runs and layouts (`<source>/<index>`); text: the rendered prompt, for people and for rewards;
-    token_ids: what the engine is given, the truth from here on; answer: the reference answer, None where the source has none;
-    metadata: JSON-able, whatever the verifier needs beyond the answer.
+    id: stable across runs and layouts (`<source>/<index>`); text: the rendered prompt, for people and for
+    rewards; token_ids: what the engine is given, the truth from here on; answer: the reference answer, None
+    where the source has none; metadata: JSON-able, whatever the verifier needs beyond the answer.
     """
 
     id: str
@@ -36,7 +36,8 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to sample. top_k = -1 means no limit. Generation ends at any of stop_token_ids (kept in the completion)."""
+    """How to sample. top_k = -1 means no limit. Generation ends at any of stop_token_ids (kept in the
+    completion)."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -47,7 +48,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One completion to be made. seed decides the sampling alone: equal requests give equal samples, whatever the batch."""
+    """One completion to be made. seed decides the sampling alone: equal requests give equal samples, whatever
+    the batch."""
 
     id: str
     token_ids: tuple[int, ...]
@@ -59,8 +61,9 @@ class Request:
 class Completion:
     """What an engine made of one request.
 
-    logprobs[t] is the log-probability of token_ids[t] under softmax(logits / temperature), before top-p and top-k, in nats.
-    version_min and version_max are the lowest and highest policy version that wrote any of its tokens.
+    logprobs[t] is the log-probability of token_ids[t] under softmax(logits / temperature), before top-p and
+    top-k, in nats. version_min and version_max are the lowest and highest policy version that wrote any of
+    its tokens.
     """
 
     request_id: str
@@ -72,7 +75,8 @@ class Completion:
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.logprobs), (
-            f"completion {self.request_id}: {len(self.token_ids)} tokens but {len(self.logprobs)} log-probabilities"
+            f"completion {self.request_id}: {len(self.token_ids)} tokens "
+            f"but {len(self.logprobs)} log-probabilities"
         )
 
 
@@ -80,8 +84,8 @@ class Completion:
 class Sample:
     """One response, scored: what a step learns from.
 
-    group: id shared by the responses to one prompt in one step; text: the decoded response, for people and rewards only;
-    reward: the weighted sum of the configured rewards; rewards: each of them by name.
+    group: id shared by the responses to one prompt in one step; text: the decoded response, for people and
+    rewards only; reward: the weighted sum of the configured rewards; rewards: each of them by name.
     """
 
     id: str
@@ -94,7 +98,8 @@ class Sample:
 
     @property
     def trainable(self) -> bool:
-        """Aborted and empty responses count nowhere: not in group statistics, not in the loss, not in metrics."""
+        """Aborted and empty responses count nowhere: not in group statistics, not in the loss, not in
+        metrics."""
         return self.completion.finish_reason != "abort" and len(self.completion.token_ids) > 0
 
 
@@ -102,8 +107,8 @@ class Sample:
 class TrainSequence:
     """A row of tokens for the policy: context first, then the response whose tokens carry loss.
 
-    token_ids has prompt_length + response_length entries. Log-probabilities of a sequence are always those of its response
-    tokens, a tensor [response_length].
+    token_ids has prompt_length + response_length entries. Log-probabilities of a sequence are always those of
+    its response tokens, a tensor [response_length].
     """
 
     id: str
@@ -116,13 +121,15 @@ class TrainSequence:
 
     def __post_init__(self) -> None:
         assert 0 < self.prompt_length < len(self.token_ids), (
-            f"sequence {self.id}: {len(self.token_ids)} tokens, prompt of {self.prompt_length}: no prompt or no response"
+            f"sequence {self.id}: {len(self.token_ids)} tokens, prompt of {self.prompt_length}: "
+            "no prompt or no response"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushReceipt:
-    """What an engine holds after a push: how many tensors and bytes arrived, and a checksum over names and bytes."""
+    """What an engine holds after a push: how many tensors and bytes arrived, and a checksum over names and
+    bytes."""
 
     tensors: int
     bytes: int
@@ -131,7 +138,8 @@ class PushReceipt:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCapabilities:
-    """What an engine can do. routed_experts: can report the experts it chose; partial: an abort keeps tokens made so far."""
+    """What an engine can do. routed_experts: can report the experts it chose; partial: an abort keeps tokens
+    made so far."""
 
     name: str
     routed_experts: bool
@@ -139,7 +147,8 @@ class EngineCapabilities:
 
 
 class Engine(Protocol):
-    """A rollout engine. Raises EngineError when it is not usable; between `begin_push` and `commit` it never generates."""
+    """A rollout engine. Raises EngineError when it is not usable; between `begin_push` and `commit` it never
+    generates."""
 
     @property
     def capabilities(self) -> EngineCapabilities: ...
@@ -151,7 +160,8 @@ class Engine(Protocol):
     def generate(
         self, requests: Sequence[Request], progress: Callable[[int], None] | None = None
     ) -> list[Completion]:
-        """One completion a request, in the order of the requests. progress is told how many finished since it was last told."""
+        """One completion a request, in the order of the requests. progress is told how many finished since it
+        was last told."""
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-probabilities of tokens 1.. of each sequence given those before, [len - 1] each, in nats.
@@ -164,7 +174,8 @@ class Engine(Protocol):
         """From here the engine is unusable until `commit`. Refused while requests are running."""
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> PushReceipt:
-        """Takes a stream of named tensors in Hugging Face layout; every weight exactly once, or EngineError."""
+        """Takes a stream of named tensors in Hugging Face layout; every weight exactly once, or
+        EngineError."""
 
     def commit(self, version: int) -> None:
         """Ends a push whose receipt and probe were found right; the engine now serves `version`."""
@@ -184,4 +195,5 @@ class Engine(Protocol):
 
 
 HfTensors = Iterator[tuple[str, "Tensor"]]
-"""A stream of named tensors in the layout of a Hugging Face checkpoint: what export writes and a push sends."""
+"""A stream of named tensors in the layout of a Hugging Face checkpoint: what export writes and a push
+sends."""

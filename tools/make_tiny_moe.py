@@ -121,7 +121,9 @@ def make_tiny_moe(
         mlp_only_layers=[],
         tie_word_embeddings=False,
         max_position_embeddings=max_length,
-        initializer_range=0.02,
+        # 1 / sqrt(hidden size), which a model this small learns much faster from than from the 0.02 of large
+        # ones
+        initializer_range=hidden**-0.5,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -1,4 +1,5 @@
-"""From rewards to advantages, group by group. Plain float64: rewards are few, and fp32 residues must not pass a zero test."""
+"""From rewards to advantages, group by group. Plain float64: rewards are few, and fp32 residues must not pass
+a zero test."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ def group_advantages(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> list[float]:
-    """A_i = (r_i - baseline) / (std + eps), both over the responses with the same group id (arXiv 2402.03300, 4.1.2).
+    """A_i = (r_i - baseline) / (std + eps), both over the responses with the same group id (arXiv 2402.03300,
+    4.1.2).
 
-    rewards, groups: one entry a trainable response, in any order; groups may have any size. ddof: the divisor of the variance
-    is (size - ddof). A constant group, one of a single response included, gives exactly 0. Order is kept. NaN stays NaN.
+    rewards, groups: one entry a trainable response, in any order; groups may have any size. ddof: the divisor
+    of the variance is (size - ddof). A constant group, one of a single response included, gives exactly 0.
+    Order is kept. NaN stays NaN.
     """
     members: dict[str, list[int]] = defaultdict(list)
     for position, group in enumerate(groups):

@@ -1,7 +1,8 @@
-"""How much each token counts. Weights are made once, over a whole optimizer mini-batch and all ranks, before it is cut.
+"""How much each token counts. Weights are made once, over a whole optimizer mini-batch and all ranks, before
+it is cut.
 
-The loss is sum over tokens of weight x term. Since every normalisation is inside the weights, loss and gradient do not depend
-on how the mini-batch is cut into micro-batches or spread over ranks.
+The loss is sum over tokens of weight x term. Since every normalisation is inside the weights, loss and
+gradient do not depend on how the mini-batch is cut into micro-batches or spread over ranks.
 """
 
 from __future__ import annotations
@@ -23,4 +24,5 @@ AGGREGATIONS: dict[str, Callable[[Sequence[int]], list[float]]] = {
     "sequence_mean": sequence_mean,
     "token_mean": token_mean,
 }
-"""From the response lengths of a mini-batch to the weight of each response's tokens, by configuration name."""
+"""From the response lengths of a mini-batch to the weight of each response's tokens, by configuration
+name."""

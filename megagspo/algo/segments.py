@@ -14,14 +14,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """ids [R] int64: the response each token belongs to; lengths [N] float32: response tokens of each response."""
+    """ids [R] int64: the response each token belongs to; lengths [N] float32: response tokens of each
+    response."""
 
     ids: Tensor
     lengths: Tensor
 
     @classmethod
     def of(cls, lengths: Sequence[int], *, device: torch.device | str = "cpu") -> Segments:
-        """Segments of the given lengths, in order. A length of 0 gives a response without tokens, whose mean is 0."""
+        """Segments of the given lengths, in order. A length of 0 gives a response without tokens, whose mean
+        is 0."""
         sizes = torch.tensor(lengths, dtype=torch.int64, device=device)
         ids = torch.repeat_interleave(torch.arange(len(lengths), device=device), sizes)
         return cls(ids=ids, lengths=sizes.to(torch.float32))

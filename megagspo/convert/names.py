@@ -1,8 +1,9 @@
 """Names of a live Megatron model's parameters <-> canonical names.
 
-Canonical: the torch layer spec's, layers numbered over the whole model, experts as `experts.{expert}.` numbered over the whole
-model. A live model numbers layers from 0 in each pipeline stage and experts from 0 on each expert-parallel rank, and
-TransformerEngine's modules hold norms inside the following linear layer and the experts side by side in one module.
+Canonical: the torch layer spec's, layers numbered over the whole model, experts as `experts.{expert}.`
+numbered over the whole model. A live model numbers layers from 0 in each pipeline stage and experts from 0 on
+each expert-parallel rank, and TransformerEngine's modules hold norms inside the following linear layer and
+the experts side by side in one module.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _GROUPED_EXPERT = re.compile(r"^mlp\.experts\.(linear_fc[12])\.(weight|bias)(\d+
 def canonical_name(name: str, *, first_layer: int, first_expert: int) -> str:
     """The canonical name of a live parameter.
 
-    name: as `named_parameters()` gives it, wrappers' `module.` removed; first_layer, first_expert: the model-wide numbers of
-    this rank's layer 0 and expert 0.
+    name: as `named_parameters()` gives it, wrappers' `module.` removed; first_layer, first_expert: the
+    model-wide numbers of this rank's layer 0 and expert 0.
     """
     layered = _LAYER.match(name)
     if not layered:

@@ -1,9 +1,9 @@
 """The words in which a family's file says how its Hugging Face tensors and Megatron parameters correspond.
 
-A rule is declarative and invertible: it names its tensors on both sides and knows how to turn one side into the other. Import,
-export and weight push all read the same rules. Rules speak of whole tensors under canonical Megatron names: the torch layer
-spec's, with layers and experts numbered over the whole model (`convert/names.py`). How a tensor is cut over ranks is no
-business of theirs (`convert/sharding.py`).
+A rule is declarative and invertible: it names its tensors on both sides and knows how to turn one side into
+the other. Import, export and weight push all read the same rules. Rules speak of whole tensors under
+canonical Megatron names: the torch layer spec's, with layers and experts numbered over the whole model
+(`convert/names.py`). How a tensor is cut over ranks is no business of theirs (`convert/sharding.py`).
 
 Templates hold `{layer}` and `{expert}`.
 """
@@ -34,7 +34,9 @@ class Dimensions:
 class Rule(Protocol):
     """One Megatron parameter and the Hugging Face tensors it is made of."""
 
-    megatron: str
+    @property
+    def megatron(self) -> str:
+        """The canonical Megatron name template."""
 
     @property
     def hf(self) -> Sequence[str]:
@@ -67,9 +69,11 @@ class Same:
 
 @dataclass(frozen=True)
 class FusedQKV:
-    """q, k and v rows interleaved by key/value group: q of group 0, k 0, v 0, q of group 1, ... (Megatron's linear_qkv).
+    """q, k and v rows interleaved by key/value group: q of group 0, k 0, v 0, q of group 1, ... (Megatron's
+    linear_qkv).
 
-    q [Hq D, hidden], k and v [Hkv D, hidden] <-> [Hkv (Hq / Hkv + 2) D, hidden]; biases likewise, without the hidden axis.
+    q [Hq D, hidden], k and v [Hkv D, hidden] <-> [Hkv (Hq / Hkv + 2) D, hidden]; biases likewise, without the
+    hidden axis.
     """
 
     q: str
@@ -96,7 +100,8 @@ class FusedQKV:
 
 @dataclass(frozen=True)
 class GatedMLP:
-    """gate over up, as Megatron's linear_fc1 of a gated linear unit holds them: two [ffn, hidden] <-> [2 ffn, hidden]."""
+    """gate over up, as Megatron's linear_fc1 of a gated linear unit holds them: two [ffn, hidden] <-> [2 ffn,
+    hidden]."""
 
     gate: str
     up: str
@@ -149,6 +154,7 @@ def expand(rules: Sequence[Rule], dimensions: Dimensions) -> list[Bound]:
 
 
 def coverage(bound: Sequence[Bound], present: Mapping[str, object] | set[str]) -> tuple[list[str], list[str]]:
-    """Which Hugging Face names the rules want but are not present, and which are present but no rule takes."""
+    """Which Hugging Face names the rules want but are not present, and which are present but no rule
+    takes."""
     wanted = {name for item in bound for name in item.hf}
     return sorted(wanted - set(present)), sorted(set(present) - wanted)

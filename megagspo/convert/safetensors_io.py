@@ -1,4 +1,5 @@
-"""Hugging Face checkpoint directories: reading tensors one by one, writing them sharded, carrying the other files along."""
+"""Hugging Face checkpoint directories: reading tensors one by one, writing them sharded, carrying the other
+files along."""
 
 from __future__ import annotations
 
@@ -19,20 +20,30 @@ HUGGING_FACE = "huggingface"
 """The folder of a Megatron checkpoint that holds the Hugging Face config and tokenizer files of its model."""
 
 _CARRIED = ("config.json", "generation_config.json", "chat_template.jinja", "chat_template.json")
-_CARRIED_GLOBS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.tiktoken")
+_CARRIED_GLOBS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.tiktoken",
+)
 
 
 class HfCheckpoint(Mapping[str, Tensor]):
     """The tensors of a Hugging Face directory by name, read when asked for, memory-mapped.
 
-    The map of names comes from the files' own headers, so a directory without an index works and a wrong index is noticed.
+    The map of names comes from the files' own headers, so a directory without an index works and a wrong
+    index is noticed.
     """
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         files = sorted(self.directory.glob("*.safetensors"))
         if not files:
-            raise MissingError(f"{directory} holds no .safetensors file: is it a Hugging Face model directory?")
+            raise MissingError(
+                f"{directory} holds no .safetensors file: is it a Hugging Face model directory?"
+            )
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for file in files:
@@ -53,7 +64,9 @@ class HfCheckpoint(Mapping[str, Tensor]):
             return
         missing = sorted(set(json.loads(index.read_text())["weight_map"]) - set(self._file_of))
         if missing:
-            raise ModelError(f"{index} lists tensors that no shard holds (is a shard missing?): {', '.join(missing[:8])}")
+            raise ModelError(
+                f"{index} lists tensors that no shard holds (is a shard missing?): {', '.join(missing[:8])}"
+            )
 
     def __getitem__(self, name: str) -> Tensor:
         with safe_open(self._file_of[name], framework="pt") as handle:
@@ -76,31 +89,31 @@ def write_checkpoint(
     like: str | Path,
     max_shard_bytes: int = 5 * 10**9,
 ) -> None:
-    """Writes a Hugging Face directory: tensors in shards with an exact index, other files carried over from `like` unchanged.
+    """Writes a Hugging Face directory: tensors in shards with an exact index, other files carried over from
+    `like` unchanged.
 
-    Written under a temporary name, fsynced and renamed: a crash leaves no directory that looks whole. An existing destination
-    is replaced.
+    Written under a temporary name, fsynced and renamed: a crash leaves no directory that looks whole. An
+    existing destination is replaced.
     """
     destination = Path(destination)
     partial = destination.with_name(destination.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    shards: list[dict[str, Tensor]] = [{}]
+    names: list[list[str]] = []  # of each shard written
+    shard: dict[str, Tensor] = {}
     size = total = 0
-    # All shards but the last are on disk before the next is gathered; file names need the count, so they are given at the end.
+    # A shard is on disk before the next is gathered. File names hold the number of shards: they are given at the end.
     for name, tensor in tensors:
         bytes_ = tensor.numel() * tensor.element_size()
-        if shards[-1] and size + bytes_ > max_shard_bytes:
-            _write_shard(partial, len(shards), shards[-1])
-            shards[-1] = dict.fromkeys(shards[-1])  # type: ignore[arg-type]
-            shards.append({})
-            size = 0
+        if shard and size + bytes_ > max_shard_bytes:
+            names.append(_write_shard(partial, len(names), shard))
+            shard, size = {}, 0
         # Hugging Face checkpoints are contiguous and share no storage between tensors.
-        shards[-1][name] = tensor.detach().to("cpu", copy=True).contiguous()
+        shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
         size += bytes_
         total += bytes_
-    _write_shard(partial, len(shards), shards[-1])
-    _name_shards(partial, [list(shard) for shard in shards], total)
+    names.append(_write_shard(partial, len(names), shard))
+    _name_shards(partial, names, total)
     carry_files(Path(like), partial)
     fsync_tree(partial)
     shutil.rmtree(destination, ignore_errors=True)
@@ -108,18 +121,19 @@ def write_checkpoint(
     fsync_directory(destination.parent)
 
 
-def _write_shard(directory: Path, number: int, tensors: dict[str, Tensor]) -> None:
+def _write_shard(directory: Path, number: int, tensors: dict[str, Tensor]) -> list[str]:
     save_file(tensors, directory / f"shard-{number}", metadata={"format": "pt"})
+    return list(tensors)
 
 
 def _name_shards(directory: Path, names: list[list[str]], total: int) -> None:
     """Gives shards their final names, and writes the index when there are several."""
     if len(names) == 1:
-        os.replace(directory / "shard-1", directory / "model.safetensors")
+        os.replace(directory / "shard-0", directory / "model.safetensors")
         return
     weight_map = {}
-    for number, members in enumerate(names, start=1):
-        file = f"model-{number:05d}-of-{len(names):05d}.safetensors"
+    for number, members in enumerate(names):
+        file = f"model-{number + 1:05d}-of-{len(names):05d}.safetensors"
         os.replace(directory / f"shard-{number}", directory / file)
         weight_map.update(dict.fromkeys(members, file))
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -127,7 +141,8 @@ def _name_shards(directory: Path, names: list[list[str]], total: int) -> None:
 
 
 def carry_files(source: Path, destination: Path) -> None:
-    """Copies config, generation config, tokenizer and chat template byte for byte. A file that is absent stays absent."""
+    """Copies config, generation config, tokenizer and chat template byte for byte. A file that is absent
+    stays absent."""
     destination.mkdir(exist_ok=True)
     carried = {source / name for name in _CARRIED} | {f for glob in _CARRIED_GLOBS for f in source.glob(glob)}
     for file in sorted(carried):

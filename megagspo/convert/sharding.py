@@ -1,7 +1,7 @@
 """How a whole Megatron parameter is cut over tensor-parallel ranks, by its canonical name.
 
-Attention and dense layers are cut over the tensor-parallel group, routed experts over the expert-tensor-parallel group; the
-cut is the same. Norms and the router are whole on every rank.
+Attention and dense layers are cut over the tensor-parallel group, routed experts over the
+expert-tensor-parallel group; the cut is the same. Norms and the router are whole on every rank.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Cut:
-    """axis: which axis is divided; blocks: a gated fc1 holds gate and up, each divided on its own (a rank's part is its
-    gate rows over its up rows); vocabulary: rows are padded to the padded vocabulary before, and trimmed after."""
+    """axis: which axis is divided; blocks: a gated fc1 holds gate and up, each divided on its own (a rank's
+    part is its gate rows over its up rows); vocabulary: rows are padded to the padded vocabulary before, and
+    trimmed after."""
 
     axis: int
     blocks: int = 1
@@ -48,7 +49,8 @@ _WHOLE = re.compile(r"layernorm\.weight$|\.router\.weight$")
 
 
 def cut_of(canonical: str) -> Cut | None:
-    """How the parameter is cut; None when every rank holds it whole. An unknown name is an error, never a guess."""
+    """How the parameter is cut; None when every rank holds it whole. An unknown name is an error, never a
+    guess."""
     for pattern, cut in _CUTS:
         if pattern.search(canonical):
             return cut

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -14,11 +15,12 @@ _NOT_COMPARED = {"README.md", ".gitattributes"}
 
 
 def differences(a: Path, b: Path) -> list[str]:
-    """The first differences in names, shapes, dtypes, values (bit for bit) and side files, in words; empty when there are none."""
+    """The first differences in names, shapes, dtypes, values (bit for bit) and side files, in words; empty
+    when there are none."""
     return list(islice(_all_differences(a, b), _SHOWN))
 
 
-def _all_differences(a: Path, b: Path):  # type: ignore[no-untyped-def]
+def _all_differences(a: Path, b: Path) -> Iterator[str]:
     left, right = HfCheckpoint(a), HfCheckpoint(b)
     for name in sorted(set(left) | set(right)):
         if name not in right or name not in left:

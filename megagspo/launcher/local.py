@@ -17,9 +17,11 @@ _GRACE_SECONDS = 5.0
 
 
 def run_ranks(arguments: Sequence[str], *, ranks: int, threads: int, logs: Path) -> int:
-    """Runs `python -m megagspo ARGUMENTS` as so many ranks and returns the exit status of the first that failed, or 0.
+    """Runs `python -m megagspo ARGUMENTS` as so many ranks and returns the exit status of the first that
+    failed, or 0.
 
-    Rank 0 writes to this terminal, the others to `logs/rank_001.log` and so on. Ranks die with this process, however it ends.
+    Rank 0 writes to this terminal, the others to `logs/rank_001.log` and so on. Ranks die with this process,
+    however it ends.
     """
     logs.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -50,7 +52,8 @@ def run_ranks(arguments: Sequence[str], *, ranks: int, threads: int, logs: Path)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], logs: Path) -> int:
-    """Until all ranks have ended well, or one has not. Rank 0 is given a moment to explain a failure it shares."""
+    """Until all ranks have ended well, or one has not. Rank 0 is given a moment to explain a failure it
+    shares."""
     while True:
         states = [process.poll() for process in processes]
         failed = [(rank, state) for rank, state in enumerate(states) if state]
@@ -69,7 +72,10 @@ def _wait(processes: list[subprocess.Popen[bytes]], logs: Path) -> int:
 def _explain(rank: int, state: int, log: Path) -> None:
     how = f"was ended by {signal.Signals(-state).name}" if state < 0 else f"ended with status {state}"
     tail = log.read_text(errors="replace").splitlines()[-20:]
-    print("\n".join([f"error: rank {rank} {how}; the end of {log}:", *("  " + line for line in tail)]), file=sys.stderr)
+    print(
+        "\n".join([f"error: rank {rank} {how}; the end of {log}:", *("  " + line for line in tail)]),
+        file=sys.stderr,
+    )
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

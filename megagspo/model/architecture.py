@@ -1,4 +1,5 @@
-"""What a Hugging Face `config.json` says about a model, in Megatron's words, and independent of how it is parallelised."""
+"""What a Hugging Face `config.json` says about a model, in Megatron's words, and independent of how it is
+parallelised."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from megagspo.errors import ConfigError, MissingError, ModelError
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """vocab_size: rows of the embedding, before any padding; transformer: arguments of Megatron's TransformerConfig."""
+    """vocab_size: rows of the embedding, before any padding; transformer: arguments of Megatron's
+    TransformerConfig."""
 
     vocab_size: int
     max_positions: int
@@ -64,7 +66,8 @@ def read_architecture(model_path: str | Path) -> Architecture:
     family = hf.get("model_type")
     if family not in families():
         raise ModelError(
-            f"{model_path}/config.json: model_type {family!r} is not supported; supported: {', '.join(families())}"
+            f"{model_path}/config.json: model_type {family!r} is not supported; "
+            f"supported: {', '.join(families())}"
         )
     module = importlib.import_module(f"megagspo.model.families.{family}")
     try:
@@ -82,7 +85,12 @@ def check_divides(architecture: Architecture, layout: Layout) -> None:
         ("parallel.tensor", layout.tensor, "key/value heads", sizes["num_query_groups"]),
         ("parallel.pipeline", layout.pipeline, "layers", sizes["num_layers"]),
         ("parallel.expert", layout.expert, "experts", experts),
-        ("parallel.expert_tensor", layout.expert_tensor, "expert hidden units", sizes.get("moe_ffn_hidden_size")),
+        (
+            "parallel.expert_tensor",
+            layout.expert_tensor,
+            "expert hidden units",
+            sizes.get("moe_ffn_hidden_size"),
+        ),
     ]
     if not experts:
         cuts.append(("parallel.tensor", layout.tensor, "MLP hidden units", sizes["ffn_hidden_size"]))
@@ -91,4 +99,6 @@ def check_divides(architecture: Architecture, layout: Layout) -> None:
             raise ConfigError(f"{key}={parts}, but the model has no {what}: set {key}=1")
         if size is not None and size % parts:
             divisors = [n for n in range(1, size + 1) if size % n == 0]
-            raise ConfigError(f"{key}={parts} does not divide the model's {size} {what}: use one of {divisors}")
+            raise ConfigError(
+                f"{key}={parts} does not divide the model's {size} {what}: use one of {divisors}"
+            )

@@ -1,7 +1,7 @@
 """Attention over packed sequences with torch's scaled-dot-product attention.
 
-Megatron's own torch attention builds the whole score matrix and refuses packed sequences; TransformerEngine's needs a GPU.
-This module plugs into the same place of the layer spec (`core_attention`).
+Megatron's own torch attention builds the whole score matrix and refuses packed sequences; TransformerEngine's
+needs a GPU. This module plugs into the same place of the layer spec (`core_attention`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 @dataclass
 class PackedSegments(PackedSeqParams):
-    """Megatron's description of a packed row, with the gather plan that `PackedAttention` shares over all layers.
+    """Megatron's description of a packed row, with the gather plan that `PackedAttention` shares over all
+    layers.
 
-    buckets: for each bucket of segments of like length an index [n, S] into the row, short segments filled up with 0
-    (causality keeps the filling from being seen); restore: [T] where each token of the row is found in the buckets laid end to end.
+    buckets: for each bucket of segments of like length an index [n, S] into the row, short segments filled up
+    with 0 (causality keeps the filling from being seen); restore: [T] where each token of the row is found in
+    the buckets laid end to end.
     """
 
     buckets: list[Tensor] = field(default_factory=list)
@@ -29,10 +31,11 @@ class PackedSegments(PackedSeqParams):
 
 
 def pack_segments(lengths: Sequence[int], *, device: torch.device | str = "cpu") -> PackedSegments:
-    """Describes a row of segments of the given lengths, in order. A segment attends to itself alone, causally.
+    """Describes a row of segments of the given lengths, in order. A segment attends to itself alone,
+    causally.
 
-    Segments are bucketed by the next power of two of their length, so that at most half of a bucket is filling and one
-    attention call serves many segments.
+    Segments are bucketed by the next power of two of their length, so that at most half of a bucket is
+    filling and one attention call serves many segments.
     """
     sizes = torch.tensor(lengths, dtype=torch.int64)
     ends = torch.cumsum(sizes, 0)
@@ -68,7 +71,8 @@ def pack_segments(lengths: Sequence[int], *, device: torch.device | str = "cpu")
 class PackedAttention(torch.nn.Module):
     """Causal softmax(q k^T * scale) v within each segment of a packed row, grouped-query heads included.
 
-    query [T, Hq, D], key and value [T, Hkv, D] -> [T, Hq * D]. Raises nothing of its own; shapes are Megatron's business.
+    query [T, Hq, D], key and value [T, Hkv, D] -> [T, Hq * D]. Raises nothing of its own; shapes are
+    Megatron's business.
     """
 
     def __init__(self, config: Any, softmax_scale: float | None = None, **_: Any) -> None:

@@ -33,8 +33,8 @@ def transformer_config(
 ) -> TransformerConfig:
     """Megatron's configuration for this model in this layout.
 
-    calculate_per_token_loss: Megatron then sums gradients over micro-batches and data-parallel ranks as they are; our loss
-    weights already hold every normalisation (see `policy/learner.py`).
+    calculate_per_token_loss: Megatron then sums gradients over micro-batches and data-parallel ranks as they
+    are; our loss weights already hold every normalisation (see `policy/learner.py`).
     """
     return TransformerConfig(
         **architecture.transformer,
@@ -52,8 +52,8 @@ def transformer_config(
         add_bias_linear=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # The values are overwritten at once, but it is in initialisation that Megatron marks parameters as tensor-parallel;
-        # unmarked ones are taken for duplicates and dropped from the gradient norm.
+        # The values are overwritten at once, but it is in initialisation that Megatron marks parameters as
+        # tensor-parallel; unmarked ones are taken for duplicates and dropped from the gradient norm.
         perform_initialization=True,
         use_cpu_initialization=platform.is_cpu,
         variable_seq_lengths=layout.pipeline > 1,
@@ -74,7 +74,8 @@ def uses_transformer_engine(platform: Platform) -> bool:
 
 
 def layer_spec(config: TransformerConfig, platform: Platform) -> Any:
-    """The block spec: TransformerEngine's modules, or Megatron's torch modules with our norm and attention."""
+    """The block spec: TransformerEngine's modules, or Megatron's torch modules with our norm and
+    attention."""
     if uses_transformer_engine(platform):
         return get_gpt_decoder_block_spec(config, use_transformer_engine=True, normalization="RMSNorm")
     block = copy.deepcopy(
@@ -93,7 +94,8 @@ def layer_spec(config: TransformerConfig, platform: Platform) -> Any:
 def build_model(
     architecture: Architecture, layout: Layout, platform: Platform, dtype: torch.dtype
 ) -> torch.nn.Module:
-    """This rank's part of the model, parameters not yet set: the caller loads a checkpoint or Hugging Face weights."""
+    """This rank's part of the model, parameters not yet set: the caller loads a checkpoint or Hugging Face
+    weights."""
     check_divides(architecture, layout)
     with platform.megatron_calls():
         config = transformer_config(architecture, layout, platform, dtype)
@@ -106,7 +108,7 @@ def build_model(
             post_process=parallel_state.is_pipeline_last_stage(),
             share_embeddings_and_output_weights=architecture.tied_embeddings,
             position_embedding_type="rope",
-            rotary_base=architecture.rotary_base,  # type: ignore[arg-type]
+            rotary_base=architecture.rotary_base,
             parallel_output=True,
         ).to(platform.device)
     _mark_experts(model)
@@ -116,9 +118,10 @@ def build_model(
 def _mark_experts(model: torch.nn.Module) -> None:
     """Has the gradients of routed experts summed over the expert-data-parallel ranks, always.
 
-    Megatron 0.16 marks them so only where expert parallelism is above 1. With TP = 2, EP = 1 and expert-tensor parallel 1 each
-    tensor-parallel rank holds every expert whole but has seen half of the tokens, and the gradients would stay apart in silence.
+    Megatron 0.16 marks them so only where expert parallelism is above 1. With TP = 2, EP = 1 and
+    expert-tensor parallel 1 each tensor-parallel rank holds every expert whole but has seen half of the
+    tokens, and the gradients would stay apart in silence.
     """
     for name, parameter in model.named_parameters():
         if ".experts." in name:
-            parameter.allreduce = False  # type: ignore[attr-defined]
+            setattr(parameter, "allreduce", False)  # noqa: B010 - not a field of Parameter

@@ -11,8 +11,8 @@ from pathlib import Path
 class MetricsLog:
     """Appends one record a step. A key that does not apply is absent from a record, never 0.
 
-    A run that continues from step `resume_step` first drops the records after it, which it is about to make again; so the file
-    of a run that was interrupted is that of one that was not.
+    A run that continues from step `resume_step` first drops the records after it, which it is about to make
+    again; so the file of a run that was interrupted is that of one that was not.
     """
 
     def __init__(self, directory: Path, *, resume_step: int, tensorboard: bool) -> None:

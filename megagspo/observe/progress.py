@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class StepTimer:
@@ -34,7 +41,8 @@ class StepTimer:
 
 
 class ProgressDisplay:
-    """A live bar where the output is a terminal; plain lines elsewhere; nothing at all when not visible (other ranks)."""
+    """A live bar where the output is a terminal; plain lines elsewhere; nothing at all when not visible
+    (other ranks)."""
 
     def __init__(self, *, title: str, total: int, done: int, visible: bool) -> None:
         self._console = Console(quiet=not visible, highlight=False)

@@ -24,7 +24,8 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the directory for this process. Raises ConfigError when it cannot be written or another run holds it.
+        """Holds the directory for this process. Raises ConfigError when it cannot be written or another run
+        holds it.
 
         The lock belongs to the process, so a run that was killed leaves none behind.
         """
@@ -33,7 +34,8 @@ class RunDirectory:
             file = (self.root / ".lock").open("a+")
         except OSError as error:
             raise ConfigError(
-                f"run directory {self.root} cannot be written ({error.strerror}): change run.dir or its permissions"
+                f"run directory {self.root} cannot be written ({error.strerror}): "
+                "change run.dir or its permissions"
             ) from error
         with file:
             try:
@@ -41,8 +43,8 @@ class RunDirectory:
             except BlockingIOError as error:
                 file.seek(0)
                 raise ConfigError(
-                    f"run directory {self.root} is in use by process {file.read().strip() or 'unknown'}: wait for it to end, "
-                    "or choose another run.name"
+                    f"run directory {self.root} is in use by process {file.read().strip() or 'unknown'}: "
+                    "wait for it to end, or choose another run.name"
                 ) from error
             file.truncate(0)
             file.write(f"{os.getpid()}\n")

@@ -12,8 +12,8 @@ from torch import Tensor
 class Checksum:
     """BLAKE2b over name, dtype, shape and raw bytes of each tensor, whatever the order they come in.
 
-    Each tensor is hashed when it is added and may be freed then; the digests are combined in the order of the names. Bytes are
-    those of the contiguous tensor on the host: a view and its copy agree, +0 and -0 do not.
+    Each tensor is hashed when it is added and may be freed then; the digests are combined in the order of the
+    names. Bytes are those of the contiguous tensor on the host: a view and its copy agree, +0 and -0 do not.
     """
 
     def __init__(self) -> None:

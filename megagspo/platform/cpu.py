@@ -1,8 +1,9 @@
 """Megatron-Core on a machine without CUDA: the one place of the package that changes foreign code.
 
-Megatron-Core's modules, data parallelism, optimizers, schedules and checkpoints are ordinary torch programs; what ties them
-to CUDA is a handful of names. `install()` redirects those names, once, before anything of Megatron is built, and only when
-the platform is a CPU. `megatron_calls()` is the context in which Megatron code that spells a device as a literal runs.
+Megatron-Core's modules, data parallelism, optimizers, schedules and checkpoints are ordinary torch programs;
+what ties them to CUDA is a handful of names. `install()` redirects those names, once, before anything of
+Megatron is built, and only when the platform is a CPU. `megatron_calls()` is the context in which Megatron
+code that spells a device as a literal runs.
 
 Replaced for the life of the process (`install`):
 
@@ -19,11 +20,12 @@ Replaced for the life of the process (`install`):
 | `megatron...moe_utils.te_general_gemm` | undefined in 0.16.1 without TransformerEngine; None selects the torch path |
 | `megatron...mappings.{_gather_along_first_dim, _reduce_scatter_along_first_dim}` | gloo wants equal sizes: uneven token counts of expert tensor parallel are padded |
 
-Rewritten on the fly inside `megatron_calls()`, by a `TorchFunctionMode`: the literal `device="cuda"`, `pin_memory=True`, and
-the string that `tensor.type()` gives (Megatron's optimizers compare it with `torch.cuda.FloatTensor`).
+Rewritten on the fly inside `megatron_calls()`, by a `TorchFunctionMode`: the literal `device="cuda"`,
+`pin_memory=True`, and the string that `tensor.type()` gives (Megatron's optimizers compare it with
+`torch.cuda.FloatTensor`).
 
 `tests/unit/platform/test_cpu.py` fails when a Megatron version moves one of these names.
-"""
+"""  # noqa: E501 - a table row is one line
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ CPU = torch.device("cpu")
 
 
 class _Inert:
-    """Stands for a stream or an event: accepts every call, orders nothing, since CPU work is already in order."""
+    """Stands for a stream or an event: accepts every call, orders nothing, since CPU work is already in
+    order."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -60,7 +63,8 @@ _STREAM = _Inert()
 
 
 class _RedirectCuda(TorchFunctionMode):
-    """Turns the literal device "cuda" into the CPU, and CPU tensor type names into those Megatron compares with."""
+    """Turns the literal device "cuda" into the CPU, and CPU tensor type names into those Megatron compares
+    with."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs:
@@ -77,8 +81,8 @@ class _RedirectCuda(TorchFunctionMode):
 
 @contextlib.contextmanager
 def megatron_calls() -> Iterator[None]:
-    """The context in which Megatron's construction, optimizer and schedules run on a CPU. Costs a little on each torch
-    call, so it is left (`model_calls`) where the model's own forward runs."""
+    """The context in which Megatron's construction, optimizer and schedules run on a CPU. Costs a little on
+    each torch call, so it is left (`model_calls`) where the model's own forward runs."""
     with _RedirectCuda():
         yield
 
@@ -93,8 +97,8 @@ def install() -> None:
 
 
 def _import_megatron_uncompiled() -> None:
-    """Imports Megatron-Core with its `jit_fuser` as the identity. On a GPU it is `torch.compile`; on a CPU that would start a
-    C++ compiler inside the first step and cost seconds at import."""
+    """Imports Megatron-Core with its `jit_fuser` as the identity. On a GPU it is `torch.compile`; on a CPU
+    that would start a C++ compiler inside the first step and cost seconds at import."""
     compile_ = torch.compile
     torch.compile = lambda model=None, **_: model  # type: ignore[assignment]
     try:
@@ -107,30 +111,39 @@ def _redirect_torch_cuda() -> None:
     def current_device() -> torch.device:
         return CPU
 
-    current_device._megagspo = True  # type: ignore[attr-defined]
-
     def unchanged(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self
 
-    torch.cuda.current_device = current_device  # type: ignore[assignment]
-    for name in ("set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all", "_lazy_call"):
-        setattr(torch.cuda, name, _nothing())
-    torch.cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
-    torch.cuda.set_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
-    torch.cuda.Stream = torch.cuda.Event = _Inert  # type: ignore[misc, assignment]
-    torch.cuda.current_stream = torch.cuda.default_stream = lambda *args, **kwargs: _STREAM  # type: ignore[assignment]
-    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment]
-    torch.cuda.is_current_stream_capturing = lambda: False
-    torch.cuda.FloatTensor = torch.FloatTensor  # type: ignore[misc]
-    torch.cuda.HalfTensor = torch.HalfTensor  # type: ignore[misc]
-    torch.cuda.BFloat16Tensor = torch.BFloat16Tensor  # type: ignore[misc]
-    torch.Tensor.cuda = unchanged  # type: ignore[method-assign, assignment]
-    torch.Tensor.record_stream = _nothing()  # type: ignore[method-assign, assignment]
-    torch.nn.Module.cuda = unchanged  # type: ignore[method-assign, assignment]
+    current_device._megagspo = True  # type: ignore[attr-defined]
+    no_ops = ("set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all", "_lazy_call")
+    _replace(torch.cuda, **{name: _nothing() for name in no_ops})
+    _replace(
+        torch.cuda,
+        current_device=current_device,
+        get_rng_state=lambda *args, **kwargs: torch.get_rng_state(),
+        set_rng_state=lambda state, *args, **kwargs: torch.set_rng_state(state),
+        Stream=_Inert,
+        Event=_Inert,
+        current_stream=lambda *args, **kwargs: _STREAM,
+        default_stream=lambda *args, **kwargs: _STREAM,
+        stream=lambda stream: contextlib.nullcontext(),
+        is_current_stream_capturing=lambda: False,
+        FloatTensor=torch.FloatTensor,
+        HalfTensor=torch.HalfTensor,
+        BFloat16Tensor=torch.BFloat16Tensor,
+    )
+    _replace(torch.Tensor, cuda=unchanged, record_stream=_nothing())
+    _replace(torch.nn.Module, cuda=unchanged)
+
+
+def _replace(owner: Any, **names: Any) -> None:
+    for name, value in names.items():
+        setattr(owner, name, value)
 
 
 def _nothing() -> Any:
-    """A function that does nothing; a new one each time, since torch keeps a table of its functions by identity."""
+    """A function that does nothing; a new one each time, since torch keeps a table of its functions by
+    identity."""
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         return None
@@ -156,15 +169,23 @@ def _redirect_megatron() -> None:
 
 
 def _allow_uneven_sizes(mappings: Any) -> None:
-    """Sends calls with split sizes to the padded collectives below, all others to Megatron's own functions."""
-    gather_even, reduce_scatter_even = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+    """Sends calls with split sizes to the padded collectives below, all others to Megatron's own
+    functions."""
+    gather_even, reduce_scatter_even = (
+        mappings._gather_along_first_dim,
+        mappings._reduce_scatter_along_first_dim,
+    )
 
-    def gather(input_: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+    def gather(
+        input_: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> Any:
         if output_split_sizes is None or group.size() == 1:
             return gather_even(input_, group, None, use_global_buffer)
         return _gather_uneven(input_, group, [int(size) for size in output_split_sizes])
 
-    def reduce_scatter(input_: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+    def reduce_scatter(
+        input_: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> Any:
         if input_split_sizes is None or group.size() == 1:
             return reduce_scatter_even(input_, group, None, use_global_buffer)
         return _reduce_scatter_uneven(input_, group, [int(size) for size in input_split_sizes])
@@ -174,7 +195,8 @@ def _allow_uneven_sizes(mappings: Any) -> None:
 
 
 def _gather_uneven(input_: torch.Tensor, group: Any, sizes: list[int]) -> torch.Tensor:
-    """All-gather of [sizes[rank], ...] along the first axis to [sum(sizes), ...], each part padded to the largest."""
+    """All-gather of [sizes[rank], ...] along the first axis to [sum(sizes), ...], each part padded to the
+    largest."""
     largest = max(sizes)
     padded = input_.new_zeros((largest, *input_.shape[1:]))
     padded[: input_.shape[0]] = input_

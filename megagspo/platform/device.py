@@ -41,8 +41,11 @@ class Platform:
             yield
 
 
-def pick_platform(device: Literal["auto", "cpu", "cuda"], *, local_rank: int = 0, threads: int = 1) -> Platform:
-    """The platform for this process. On a CPU it redirects what Megatron-Core expects of CUDA (`cpu.install`).
+def pick_platform(
+    device: Literal["auto", "cpu", "cuda"], *, local_rank: int = 0, threads: int = 1
+) -> Platform:
+    """The platform for this process. On a CPU it redirects what Megatron-Core expects of CUDA
+    (`cpu.install`).
 
     threads: OpenMP threads of this rank; more than one busy thread on a shared core slows a step many times.
     Raises ConfigError for `cuda` on a machine that has none.
@@ -50,8 +53,8 @@ def pick_platform(device: Literal["auto", "cpu", "cuda"], *, local_rank: int = 0
     silence_known_warnings()
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "platform.device=cuda, but torch finds no CUDA device on this machine: use platform.device=auto or cpu, "
-            "or install a CUDA build of torch"
+            "platform.device=cuda, but torch finds no CUDA device on this machine: "
+            "use platform.device=auto or cpu, or install a CUDA build of torch"
         )
     if device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(local_rank)

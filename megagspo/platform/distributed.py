@@ -19,8 +19,9 @@ from megagspo.platform.world import World
 def process_groups(layout: Layout, platform: Platform, world: World, *, seed: int) -> Iterator[None]:
     """Torch's default group and Megatron's parallel groups for the layout, for the length of the context.
 
-    seed: Megatron derives the seeds of tensor- and expert-parallel ranks from it. Weights come from a checkpoint and
-    dropout is 0, so nothing in a step draws from these generators; they are set so that a run repeated is a run repeated.
+    seed: Megatron derives the seeds of tensor- and expert-parallel ranks from it. Weights come from a
+    checkpoint and dropout is 0, so nothing in a step draws from these generators; they are set so that a run
+    repeated is a run repeated.
     """
     from megatron.core import parallel_state, tensor_parallel
 

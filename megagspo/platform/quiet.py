@@ -1,4 +1,5 @@
-"""Silences exactly the warnings that Megatron-Core and torch give on every run and that no user can act on."""
+"""Silences exactly the warnings that Megatron-Core and torch give on every run and that no user can act
+on."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ ALONE = World(rank=0, size=1, local_rank=0)
 
 
 def launched_world() -> World | None:
-    """The world as torchrun and megagspo's own launcher (`RANK`) or srun (`SLURM_PROCID`) describe it; None when this process
-    was started alone."""
+    """The world as torchrun and megagspo's own launcher (`RANK`) or srun (`SLURM_PROCID`) describe it; None
+    when this process was started alone."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         return World(rank=rank, size=size, local_rank=int(os.environ.get("LOCAL_RANK", rank)))

@@ -20,8 +20,9 @@ from megagspo.types import TrainSequence
 class MicroBatch:
     """One packed row.
 
-    members: positions of its sequences in the mini-batch; input_ids, position_ids [1, T]; packing: where segments begin and
-    end; predictors [R]: the place in the row whose logits predict each response token; targets [R]: those tokens.
+    members: positions of its sequences in the mini-batch; input_ids, position_ids [1, T]; packing: where
+    segments begin and end; predictors [R]: the place in the row whose logits predict each response token;
+    targets [R]: those tokens.
     """
 
     members: list[int]
@@ -36,8 +37,8 @@ class MicroBatch:
 def pack(
     sequences: Sequence[TrainSequence], members: list[int], *, multiple: int, device: torch.device
 ) -> MicroBatch:
-    """Lays the members end to end. The row is filled up to a multiple (sequence parallelism cuts it) with one segment of
-    tokens that no loss sees; a micro-batch without members is that segment alone."""
+    """Lays the members end to end. The row is filled up to a multiple (sequence parallelism cuts it) with one
+    segment of tokens that no loss sees; a micro-batch without members is that segment alone."""
     chosen = [sequences[member] for member in members]
     lengths = [len(sequence.token_ids) for sequence in chosen]
     total = sum(lengths)

@@ -1,7 +1,8 @@
 """A policy's state as a Megatron distributed checkpoint: files that any layout can load.
 
-Megatron's files are not free of pickle. Before a checkpoint is loaded, its `.metadata` is read by an unpickler that knows only
-the classes a checkpoint needs, and torch loads `common.pt` with `weights_only`; what they refuse is named.
+Megatron's files are not free of pickle. Before a checkpoint is loaded, its `.metadata` is read by an
+unpickler that knows only the classes a checkpoint needs, and torch loads `common.pt` with `weights_only`;
+what they refuse is named.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from megatron.core import dist_checkpointing
 from megagspo.errors import CheckpointError, MissingError
 from megagspo.policy import optimizer_state
 
-# Optimizer state in the shape of the parameters, whatever the data-parallel size: what lets another layout load it.
+# Optimizer state in the shape of the parameters, whatever the data-parallel size: what lets another layout
+# load it.
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 _SAFE_MODULES = {
@@ -71,7 +73,8 @@ def _read_metadata(directory: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Megatron and torch warn about their own internals while saving and loading; none of it is for the user."""
+    """Megatron and torch warn about their own internals while saving and loading; none of it is for the
+    user."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", UserWarning)
@@ -105,7 +108,9 @@ def load_weights(directory: Path, model: Any) -> None:
     """Sets the weights alone, from a checkpoint with or without optimizer state."""
     check_safe(directory)
     with _quiet():
-        state = dist_checkpointing.load({"model": model.sharded_state_dict(metadata=dict(_METADATA))}, str(directory))
+        state = dist_checkpointing.load(
+            {"model": model.sharded_state_dict(metadata=dict(_METADATA))}, str(directory)
+        )
         model.load_state_dict(state["model"])
 
 

@@ -1,9 +1,9 @@
 """The optimizer's state in the shape of the model's parameters, independent of how either was sharded.
 
-Megatron nests the state of a run with expert parallelism differently from one without (one optimizer for dense parameters and
-one for experts, or one for both), which its own `sharded_state_dict` lets leak into the checkpoint. Here a checkpoint holds, for
-each parameter X, `optimizer.state.{param, exp_avg, exp_avg_sq}.X` and nothing else; learning rate and Adam's step number follow
-from the number of updates.
+Megatron nests the state of a run with expert parallelism differently from one without (one optimizer for
+dense parameters and one for experts, or one for both), which its own `sharded_state_dict` lets leak into the
+checkpoint. Here a checkpoint holds, for each parameter X, `optimizer.state.{param, exp_avg, exp_avg_sq}.X`
+and nothing else; learning rate and Adam's step number follow from the number of updates.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def parts(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
-def sharded_state(optimizer: Any, model_state: Mapping[str, Any], metadata: dict[str, str], *, loading: bool) -> Any:
+def sharded_state(
+    optimizer: Any, model_state: Mapping[str, Any], metadata: dict[str, str], *, loading: bool
+) -> Any:
     """What Megatron's checkpointing saves or fills, in the order of `parts`."""
     state = {}
     for number, part in enumerate(parts(optimizer)):
+        _begin(part.optimizer)
         if isinstance(part, DistributedOptimizer):
-            if loading:  # there is nothing to be filled before the first update
-                part._init_optimizer_states_with_dummy_values()
             state[number] = part.sharded_param_state_fully_reshardable(model_state, loading, metadata)
         else:
             state[number] = _replicated_state(part, model_state)
@@ -39,7 +40,8 @@ def sharded_state(optimizer: Any, model_state: Mapping[str, Any], metadata: dict
 
 
 def load_state(optimizer: Any, state: Mapping[int, Any], *, updates: int) -> None:
-    """Sets moments, master weights and step numbers from what `sharded_state(loading=True)` was filled with."""
+    """Sets moments, master weights and step numbers from what `sharded_state(loading=True)` was filled
+    with."""
     for number, part in enumerate(parts(optimizer)):
         if isinstance(part, DistributedOptimizer):
             for entry in part.optimizer.state.values():
@@ -54,16 +56,27 @@ def load_state(optimizer: Any, state: Mapping[int, Any], *, updates: int) -> Non
                 entry["step"] = torch.tensor(float(updates))
 
 
+def _begin(adam: torch.optim.Optimizer) -> None:
+    """Gives Adam the state that it makes itself in its first update: there is something to save, and to be
+    filled."""
+    for group in adam.param_groups:
+        for parameter in group["params"]:
+            if not adam.state[parameter]:
+                adam.state[parameter] = {name: torch.zeros_like(parameter) for name in MOMENTS}
+                if isinstance(adam, torch.optim.Adam):  # fused optimizers keep it by group
+                    adam.state[parameter]["step"] = torch.tensor(0.0)
+
+
 def _replicated_state(part: Any, model_state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """State of an optimizer that every data-parallel rank holds whole."""
-    by_parameter = {id(sharded.data): sharded for sharded in nested_values(model_state) if sharded.data is not None}
+    by_parameter = {
+        id(sharded.data): sharded for sharded in nested_values(model_state) if sharded.data is not None
+    }
     state = {}
     for number, (parameter, master) in enumerate(_masters(part)):
         like = by_parameter[id(parameter)]
         moments = part.optimizer.state[master]
-        tensors = {"param": master}
-        for name in MOMENTS:
-            tensors[name] = moments.setdefault(name, torch.zeros_like(master))
+        tensors = {"param": master, **{name: moments[name] for name in MOMENTS}}
         state[number] = {name: _like(like, name, tensor) for name, tensor in tensors.items()}
     return state
 

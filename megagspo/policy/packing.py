@@ -1,4 +1,5 @@
-"""Which sequence goes to which data-parallel rank and micro-batch. Pure functions of the lengths, the same on every rank."""
+"""Which sequence goes to which data-parallel rank and micro-batch. Pure functions of the lengths, the same on
+every rank."""
 
 from __future__ import annotations
 
@@ -9,21 +10,25 @@ from megagspo.errors import DataError
 from megagspo.types import TrainSequence
 
 Plan = list[list[list[int]]]
-"""plan[data-parallel rank][micro-batch] = positions of sequences; every rank has the same number of micro-batches."""
+"""plan[data-parallel rank][micro-batch] = positions of sequences; every rank has the same number of
+micro-batches."""
 
 
 def plan_microbatches(sequences: Sequence[TrainSequence], *, data_parallel: int, token_budget: int) -> Plan:
-    """Spreads sequences over ranks by tokens, then packs each rank's into as few micro-batches of at most token_budget tokens.
+    """Spreads sequences over ranks by tokens, then packs each rank's into as few micro-batches of at most
+    token_budget tokens.
 
-    Ranks of one expert or pipeline group wait for each other in every micro-batch, so the number is the same for all: ranks
-    with less to do get empty ones. Raises DataError naming a sequence that is longer than the budget on its own.
+    Ranks of one expert or pipeline group wait for each other in every micro-batch, so the number is the same
+    for all: ranks with less to do get empty ones. Raises DataError naming a sequence that is longer than the
+    budget on its own.
     """
     lengths = [len(sequence.token_ids) for sequence in sequences]
     for sequence, length in zip(sequences, lengths, strict=True):
         if length > token_budget:
             raise DataError(
-                f"sequence {sequence.id} has {length} tokens, more than trainer.tokens_per_microbatch={token_budget}: "
-                f"raise it to at least {length}, or lower data.prompt_length_max or rollout.response_length_max"
+                f"sequence {sequence.id} has {length} tokens, more than "
+                f"trainer.tokens_per_microbatch={token_budget}: raise it to at least {length}, "
+                "or lower data.prompt_length_max or rollout.response_length_max"
             )
     shares = [_pack(share, lengths, token_budget) for share in _spread(lengths, data_parallel)]
     count = max(1, max(len(share) for share in shares))
@@ -62,7 +67,8 @@ def _longest_first(positions: Sequence[int], lengths: Sequence[int]) -> list[int
 
 
 def fill(plan: Plan, sequences: Sequence[TrainSequence]) -> dict[str, float]:
-    """How full the packed rows are: tokens, and the places they take when every rank waits for the longest row of each turn."""
+    """How full the packed rows are: tokens, and the places they take when every rank waits for the longest
+    row of each turn."""
     rows = [[sum(len(sequences[i].token_ids) for i in members) for members in share] for share in plan]
     places = sum(len(plan) * max(turn) for turn in zip(*rows, strict=True))
     return {

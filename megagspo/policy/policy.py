@@ -1,7 +1,7 @@
 """The Megatron policy: log-probabilities, gradients, optimizer steps, and its weights in Hugging Face layout.
 
-Every rank calls every method alike and receives the same results; who computes what is decided inside. Ranks are told all
-sequences of a mini-batch (token ids are small) and work on their own share.
+Every rank calls every method alike and receives the same results; who computes what is decided inside. Ranks
+are told all sequences of a mini-batch (token ids are small) and work on their own share.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from megagspo.model.architecture import read_architecture, read_config
 from megagspo.model.build import build_model
 from megagspo.platform.device import Platform
 from megagspo.policy.batch import MicroBatch, pack
-from megagspo.policy.megatron_checkpoint import load_state, load_weights, save_state
 from megagspo.policy.logprob import token_logprobs, vocabulary_part
+from megagspo.policy.megatron_checkpoint import load_state, load_weights, save_state
 from megagspo.policy.optimizer import build_optimizer, build_schedule, wrap_data_parallel
 from megagspo.policy.packing import fill, plan_microbatches
 from megagspo.policy.reduce import gather_responses, sum_over_ranks
@@ -41,8 +41,8 @@ from megagspo.types import HfTensors, TrainSequence
 class MiniBatch:
     """What one optimizer update learns from; the lists run parallel to sequences.
 
-    old_logprobs[i] [response tokens] float32; advantages[i]; token_weights[i]: the weight of each of its response tokens in
-    the loss, every normalisation over the whole mini-batch included.
+    old_logprobs[i] [response tokens] float32; advantages[i]; token_weights[i]: the weight of each of its
+    response tokens in the loss, every normalisation over the whole mini-batch included.
     """
 
     sequences: Sequence[TrainSequence]
@@ -53,7 +53,8 @@ class MiniBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LogProbs:
-    """For each sequence its response tokens' log-probabilities and the entropies they were drawn at, float32, on the CPU."""
+    """For each sequence its response tokens' log-probabilities and the entropies they were drawn at, float32,
+    on the CPU."""
 
     logprobs: list[Tensor]
     entropies: list[Tensor]
@@ -81,18 +82,22 @@ class MegatronPolicy:
             load_weights(Path(config.model.checkpoint), bare)
         with platform.megatron_calls():
             wrapped = Float16Module(bare.config, bare) if dtype == torch.bfloat16 else bare
-            self.model = wrap_data_parallel(wrapped, distributed_optimizer=config.trainer.distributed_optimizer)
+            self.model = wrap_data_parallel(
+                wrapped, distributed_optimizer=config.trainer.distributed_optimizer
+            )
             self.optimizer = build_optimizer(self.model, config, dtype)
             self.schedule = build_schedule(self.optimizer, config, total_updates)
-        # The one place where Megatron's own scaling of losses is accounted for. calculate_per_token_loss (model/build.py)
-        # makes DDP and the schedules add gradients up unscaled; what is left is the division by a token count in
-        # finalize_model_grads, which is skipped by passing none. The weights of a MiniBatch are the only normalisation.
-        bare.config.finalize_model_grads_func = lambda models, num_tokens=None, **kwargs: finalize_model_grads(
-            models, None, **kwargs
+        # The one place where Megatron's own scaling of losses is accounted for. calculate_per_token_loss
+        # (model/build.py) makes DDP and the schedules add gradients up unscaled; what is left is the division
+        # by a token count in finalize_model_grads, which is skipped by passing none. The weights of a
+        # MiniBatch are the only normalisation.
+        megatron_config: Any = bare.config
+        megatron_config.finalize_model_grads_func = lambda models, num_tokens=None, **kwargs: (
+            finalize_model_grads(models, None, **kwargs)
         )
-        bare.config.no_sync_func = self.model.no_sync
+        megatron_config.no_sync_func = self.model.no_sync
 
-    # --- computing ----------------------------------------------------------------------------------------------------
+    # --- computing ------------------------------------------------------------------------------------------
 
     def logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> LogProbs:
         """log pi(token) of every response token under softmax(logits / temperature), without gradient."""
@@ -117,8 +122,9 @@ class MegatronPolicy:
     ) -> dict[str, float]:
         """Puts the gradient of sum over tokens of weight x term into the gradient buffers.
 
-        Returns sums over the mini-batch's response tokens (`loss` is the weighted sum itself, `tokens` their number) and the
-        largest ratio, the same on every rank and for every way of cutting the batch; and how full the packed rows were.
+        Returns sums over the mini-batch's response tokens (`loss` is the weighted sum itself, `tokens` their
+        number) and the largest ratio, the same on every rank and for every way of cutting the batch; and how
+        full the packed rows were.
         """
         reports: list[dict[str, Tensor]] = []
 
@@ -134,7 +140,8 @@ class MegatronPolicy:
         return sums | packed
 
     def optimizer_step(self) -> tuple[float, float]:
-        """One Adam update with the gradients gathered. Returns the gradient norm before clipping, and the learning rate."""
+        """One Adam update with the gradients gathered. Returns the gradient norm before clipping, and the
+        learning rate."""
         rate = self.optimizer.param_groups[0]["lr"]
         with self.platform.megatron_calls():
             updated, norm, _ = self.optimizer.step()
@@ -144,10 +151,11 @@ class MegatronPolicy:
         return float(norm), float(rate)
 
     def hf_tensors(self) -> HfTensors:
-        """The weights as named tensors in Hugging Face layout, on every rank; all ranks must read it to its end."""
+        """The weights as named tensors in Hugging Face layout, on every rank; all ranks must read it to its
+        end."""
         return self.weights.stream(self.config.sync.bucket_bytes)
 
-    # --- state --------------------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------
 
     def save(self, directory: Path) -> None:
         """Writes a Megatron distributed checkpoint into an empty directory, all ranks together."""
@@ -165,10 +173,11 @@ class MegatronPolicy:
         self.schedule.num_steps = 0
         self.schedule.step(increment=self.updates)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
     def _run(self, sequences: Sequence[TrainSequence], loss: Any, *, forward_only: bool) -> dict[str, float]:
-        """This rank's micro-batches through Megatron's schedule. Returns how full the rows of all ranks were."""
+        """This rank's micro-batches through Megatron's schedule. Returns how full the rows of all ranks
+        were."""
         plan = plan_microbatches(
             sequences,
             data_parallel=self.layout.data,
@@ -196,7 +205,9 @@ class MegatronPolicy:
                 data_iterator=iter(micro_batches),
                 model=[self.model],
                 num_microbatches=len(micro_batches),
-                seq_length=micro_batches[0].input_ids.shape[1],  # the schedules ask for it; rows of any length travel
+                seq_length=micro_batches[0].input_ids.shape[
+                    1
+                ],  # the schedules ask for it; rows of any length travel
                 micro_batch_size=1,
                 forward_only=forward_only,
             )
@@ -219,7 +230,8 @@ class MegatronPolicy:
         """The micro-batch's share of the loss, and what it adds to the report."""
         train_logprobs, entropies = self._token_logprobs(micro, logits, temperature)
         if not micro.members:
-            # A micro-batch that only keeps this rank in step: no tokens, a loss of exactly 0 that reaches every parameter.
+            # A micro-batch that only keeps this rank in step: no tokens, a loss of exactly 0 that reaches
+            # every parameter.
             return logits.sum() * 0.0, {}
         device = logits.device
         spread = micro.segments.spread

@@ -1,6 +1,7 @@
 """Results that every rank has to know, from the ranks that computed them.
 
-Of the ranks that hold the same value exactly one contributes; all others add zero, so a sum over the whole world is exact.
+Of the ranks that hold the same value exactly one contributes; all others add zero, so a sum over the whole
+world is exact.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ def gather_responses(
 ) -> list[Tensor]:
     """Per-token results of every sequence, on every rank.
 
-    own: (positions of sequences, their tokens' values laid end to end) for each micro-batch of this rank; lengths: response
-    tokens of every sequence. Returns one float32 tensor [length] a sequence, on the CPU. NaN travels.
+    own: (positions of sequences, their tokens' values laid end to end) for each micro-batch of this rank;
+    lengths: response tokens of every sequence. Returns one float32 tensor [length] a sequence, on the CPU.
+    NaN travels.
     """
     starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
     device = own[0][1].device if own else torch.device("cpu")

@@ -1,8 +1,9 @@
 """The live model's weights in Hugging Face layout, both ways, for every parallel layout.
 
-Each rank holds some shards of some parameters. An index of who holds what is exchanged once; after that import is local, and
-export is a sequence of broadcasts from owners, in buckets, so that at no time more than a bucket is gathered. Neither knows
-about process groups, so tensor, expert, expert-tensor and pipeline parallelism in any combination take the same path.
+Each rank holds some shards of some parameters. An index of who holds what is exchanged once; after that
+import is local, and export is a sequence of broadcasts from owners, in buckets, so that at no time more than
+a bucket is gathered. Neither knows about process groups, so tensor, expert, expert-tensor and pipeline
+parallelism in any combination take the same path.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from megagspo.types import HfTensors
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Where one part of a parameter lives: the lowest global rank that holds it, and the part's shape and dtype."""
+    """Where one part of a parameter lives: the lowest global rank that holds it, and the part's shape and
+    dtype."""
 
     owner: int
     shape: torch.Size
@@ -35,7 +37,8 @@ class Shard:
 
 
 class ModelWeights:
-    """Import into and export from a live Megatron model. Every method that communicates is called by all ranks alike."""
+    """Import into and export from a live Megatron model. Every method that communicates is called by all
+    ranks alike."""
 
     def __init__(
         self, model: torch.nn.Module, layout: Layout, bound: Sequence[Bound], dimensions: Dimensions
@@ -50,7 +53,9 @@ class ModelWeights:
     def _local_parameters(self, model: torch.nn.Module, layout: Layout) -> dict[str, torch.nn.Parameter]:
         config = model.config
         first_layer = get_transformer_layer_offset(config)
-        first_expert = parallel_state.get_expert_model_parallel_rank() * (self.dimensions.experts // layout.expert)
+        first_expert = parallel_state.get_expert_model_parallel_rank() * (
+            self.dimensions.experts // layout.expert
+        )
         return {
             canonical_name(
                 name.replace("module.", ""), first_layer=first_layer, first_expert=first_expert
@@ -92,11 +97,12 @@ class ModelWeights:
         tied = self.dimensions.tied_embeddings and "output_layer.weight" in self._shards
         return {"output_layer.weight"} if tied else set()
 
-    # --- import -------------------------------------------------------------------------------------------------------
+    # --- import ---------------------------------------------------------------------------------------------
 
     def load(self, source: Mapping[str, Tensor]) -> None:
-        """Sets every local parameter from whole Hugging Face tensors. Each source tensor must belong to a rule, and each rule
-        must find its tensors; otherwise ModelError lists all of them and nothing is set."""
+        """Sets every local parameter from whole Hugging Face tensors. Each source tensor must belong to a
+        rule, and each rule must find its tensors; otherwise ModelError lists all of them and nothing is
+        set."""
         missing, surplus = coverage(self.bound, set(source))
         if self.dimensions.tied_embeddings and "lm_head.weight" in surplus:
             surplus.remove("lm_head.weight")  # some checkpoints store the tied copy as well
@@ -128,11 +134,12 @@ class ModelWeights:
         with torch.no_grad():
             parameter.copy_(whole)
 
-    # --- export -------------------------------------------------------------------------------------------------------
+    # --- export ---------------------------------------------------------------------------------------------
 
     def stream(self, bucket_bytes: int) -> HfTensors:
-        """Named tensors in Hugging Face layout, on every rank, in the order of the rules. Tensors may share a bucket's
-        storage: a consumer that keeps one copies it. All ranks must consume the stream to its end."""
+        """Named tensors in Hugging Face layout, on every rank, in the order of the rules. Tensors may share a
+        bucket's storage: a consumer that keeps one copies it. All ranks must consume the stream to its
+        end."""
         for bucket in self._buckets(bucket_bytes):
             gathered = self._gather([item.megatron for item in bucket])
             for item in bucket:
@@ -160,11 +167,15 @@ class ModelWeights:
             for part, shard in enumerate(self._shards[name]):
                 parts_of[shard.owner, shard.dtype].append((name, part))
         gathered = {}
-        for (owner, dtype), keys in sorted(parts_of.items(), key=lambda entry: (entry[0][0], str(entry[0][1]))):
+        for (owner, dtype), keys in sorted(
+            parts_of.items(), key=lambda entry: (entry[0][0], str(entry[0][1]))
+        ):
             shapes = [self._shards[name][part].shape for name, part in keys]
             flat = self._broadcast(owner, dtype, [name for name, _ in keys], shapes)
             pieces = flat.split([shape.numel() for shape in shapes])
-            gathered.update({key: piece.view(shape) for key, piece, shape in zip(keys, pieces, shapes, strict=True)})
+            gathered.update(
+                {key: piece.view(shape) for key, piece, shape in zip(keys, pieces, shapes, strict=True)}
+            )
         return gathered
 
     def _broadcast(

@@ -1,9 +1,9 @@
 """Pushing weights into an engine of the same process, and proving that they arrived.
 
-A push ends with the engine at the new version and proven: every tensor and byte acknowledged, the checksum of what the engine
-holds equal to that of what was sent, and the log-probabilities of a fixed probe through the engine equal to the trainer's.
-Checksums miss a wrong layout (two tensors exchanged on both sides); the probe does not. Until the proof is complete the engine
-refuses to generate.
+A push ends with the engine at the new version and proven: every tensor and byte acknowledged, the checksum of
+what the engine holds equal to that of what was sent, and the log-probabilities of a fixed probe through the
+engine equal to the trainer's. Checksums miss a wrong layout (two tensors exchanged on both sides); the probe
+does not. Until the proof is complete the engine refuses to generate.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from megagspo.platform.checksum import Checksum
 from megagspo.sync.probe import Probe
 from megagspo.types import Engine, HfTensors, PushReceipt
 
-# Mean |log-probability difference| over the probe. Two float32 implementations differ by about 1e-6, bfloat16 ones by about
-# 1e-2; a single wrong expert moves the tokens it serves by far more than its share of these.
+# Mean |log-probability difference| over the probe. Two float32 implementations differ by about 1e-6, bfloat16
+# ones by about 1e-2; a single wrong expert moves the tokens it serves by far more than its share of these.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushReport:
-    """What was proven. probe_abs_mean, probe_abs_max: |trainer - engine| over the probe's log-probabilities, in nats."""
+    """What was proven. probe_abs_mean, probe_abs_max: |trainer - engine| over the probe's log-probabilities,
+    in nats."""
 
     version: int
     receipt: PushReceipt
@@ -44,8 +45,8 @@ def push(
 ) -> PushReport:
     """Sends the weights of `version`, proves that the engine holds them, and only then lets it serve them.
 
-    trainer_logprobs: the trainer's log-probabilities of tokens 1.. of each sequence. Raises PushError, naming what differs; the
-    engine then stays unusable until a whole push succeeds.
+    trainer_logprobs: the trainer's log-probabilities of tokens 1.. of each sequence. Raises PushError, naming
+    what differs; the engine then stays unusable until a whole push succeeds.
     """
     engine.begin_push()
     sent = Checksum()
@@ -69,8 +70,9 @@ def push(
     tolerance = max(_TOLERANCE[dtype] for dtype in dtypes)
     if not mean <= tolerance:  # a NaN fails as well
         raise PushError(
-            f"push of version {version}: all bytes arrived, but the engine's log-probabilities of the probe differ from the "
-            f"trainer's by {mean:.3g} on average (allowed {tolerance:g}): trainer and engine disagree on the layout of a tensor"
+            f"push of version {version}: all bytes arrived, but the engine's log-probabilities of the probe "
+            f"differ from the trainer's by {mean:.3g} on average (allowed {tolerance:g}): "
+            "trainer and engine disagree on the layout of a tensor"
         )
     engine.commit(version)
     return PushReport(version=version, receipt=receipt, probe_abs_mean=mean, probe_abs_max=largest)

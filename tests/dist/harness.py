@@ -12,6 +12,7 @@ arguments and results are pickled between processes that this module started its
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import multiprocessing
 import os
@@ -155,6 +156,9 @@ def _serve(rank: int, connection: Connection) -> None:
     from megagspo.platform.device import pick_platform
 
     platform = pick_platform("cpu")
+    import megagspo.policy.policy  # noqa: F401 - all that a body needs, once
+
+    gc.freeze()  # what is there now stays: `_free_models` need not look at it
     while True:
         try:
             task = connection.recv()
@@ -169,10 +173,25 @@ def _serve(rank: int, connection: Connection) -> None:
             answer = (True, _call(rank, platform, *task))
         except BaseException:
             answer = (False, traceback.format_exc())
+        task = None
+        _free_models()
         try:
             connection.send(answer)
         except Exception:
             connection.send((False, traceback.format_exc()))
+
+
+def _free_models() -> None:
+    """Takes the models of the last body apart, and with them their process groups, each of which holds several threads.
+
+    Gradient hooks hold Megatron's DistributedDataParallel, which holds the hooks' nodes of the autograd graph, as do the
+    token dispatchers: circles that the garbage collector does not see. One model a process is no matter, one a body is."""
+    from megatron.core.distributed import DistributedDataParallel
+
+    for wrapper in [thing for thing in gc.get_objects() if isinstance(thing, DistributedDataParallel)]:
+        for module in list(wrapper.modules()):
+            module.__dict__.clear()
+    gc.collect()
 
 
 def _call(

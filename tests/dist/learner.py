@@ -16,16 +16,16 @@ from megagspo.types import TrainSequence
 from tests.dist.models import make_sequences
 
 
-def make_config(model: Path, **sections: dict[str, Any]) -> Config:
+def make_config(path: Path, /, **sections: dict[str, Any]) -> Config:
     given: dict[str, Any] = {"model": {}, **sections}
-    given["model"] = {"path": str(model), **given["model"]}
+    given["model"] = {"path": str(path), **given["model"]}
     return Config.model_validate({"data": {"train": [{"reasoning_gym": "chain_sum"}]}, **given})
 
 
-def make_policy(layout: Layout, platform: Platform, model: Path, *, total_updates: int = 10, **sections: Any) -> Any:
+def make_policy(layout: Layout, platform: Platform, path: Path, /, *, total_updates: int = 10, **sections: Any) -> Any:
     from megagspo.policy.policy import MegatronPolicy
 
-    return MegatronPolicy(make_config(model, **sections), layout, platform, total_updates=total_updates)
+    return MegatronPolicy(make_config(path, **sections), layout, platform, total_updates=total_updates)
 
 
 def make_batch(sequences: list[TrainSequence], seed: int = 0) -> Any:

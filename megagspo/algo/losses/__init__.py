@@ -1,5 +1,5 @@
-"""The objectives by the name they have in a configuration. To add one: a file, a line here, a line of defaults in
-`config/algorithm.py`, and its test against a float64 transcription of its formula."""
+"""The objectives by the name they have in a configuration. To add one: a file, a line here, a line of
+defaults in `config/algorithm.py`, and its test against a float64 transcription of its formula."""
 
 from megagspo.algo.losses.grpo import grpo
 from megagspo.algo.losses.gspo import gspo

@@ -6,11 +6,12 @@ from megagspo.algo.objective import Objective, Terms, TokenBatch, clipped_terms
 
 
 def gspo(*, clip_low: float, clip_high: float, log_ratio_max: float) -> Objective:
-    """s_i = exp(1/|y_i| sum_t (log pi_theta(y_it) - log pi_old(y_it))); minus min(s_i A_i, clip(s_i) A_i) at every token.
+    """s_i = exp(1/|y_i| sum_t (log pi_theta(y_it) - log pi_old(y_it))); minus min(s_i A_i, clip(s_i) A_i) at
+    every token.
 
-    With sequence-mean weights 1 / (N |y_i|) the sum over tokens is the paper's mean over responses, and every token of a
-    response carries the same gradient weight s_i A_i / |y_i| (eq. 10). The mean log-ratio is clamped to +-log_ratio_max
-    before exp; NaN passes through.
+    With sequence-mean weights 1 / (N |y_i|) the sum over tokens is the paper's mean over responses, and every
+    token of a response carries the same gradient weight s_i A_i / |y_i| (eq. 10). The mean log-ratio is
+    clamped to +-log_ratio_max before exp; NaN passes through.
     """
 
     def terms(batch: TokenBatch) -> Terms:

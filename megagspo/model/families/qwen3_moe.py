@@ -1,4 +1,5 @@
-"""Qwen3-MoE: Qwen3 with every MLP a softmax-routed mixture of experts, no shared expert (arXiv 2505.09388)."""
+"""Qwen3-MoE: Qwen3 with every MLP a softmax-routed mixture of experts, no shared expert (arXiv
+2505.09388)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def architecture(hf: dict[str, Any]) -> Architecture:
         num_moe_experts=hf.get("num_experts") or hf["num_local_experts"],
         moe_ffn_hidden_size=hf["moe_intermediate_size"],
         moe_router_topk=hf["num_experts_per_tok"],
-        # norm_topk_prob: softmax over all experts, the chosen weights renormalised. That equals the softmax over the chosen
-        # logits alone, which is Megatron's form; without renormalising the softmax comes first.
+        # norm_topk_prob: softmax over all experts, the chosen weights renormalised. That equals the softmax
+        # over the chosen logits alone, which is Megatron's form; without renormalising the softmax comes
+        # first.
         moe_router_pre_softmax=not hf["norm_topk_prob"],
     )
