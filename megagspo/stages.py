@@ -226,6 +226,11 @@ def update(policy: MegatronPolicy, batch: MiniBatch, objective: Objective, *, te
             "it was not made, and the last checkpoint stands"
         )
     grad_norm, learning_rate = policy.optimizer_step()
+    if not math.isfinite(grad_norm):
+        raise NumericsError(
+            f"the gradient norm of update {policy.updates} is {grad_norm}: the weights in memory are "
+            "spoiled, the last checkpoint stands"
+        )
     return Update(sums=sums, grad_norm=grad_norm, learning_rate=learning_rate)
 
 

@@ -35,8 +35,11 @@ def main() -> None:
     _part("1. A tiny Qwen3-MoE with random weights")
     _command(sys.executable, "tools/make_tiny_moe.py", initial, "--seed", arguments.seed)
 
-    _part("2. Supervised warm-up: it learns to answer, not yet to answer well")
-    _megagspo("sft", WARM_UP, f"run.dir={runs}", f"model.path={initial}", seed)
+    _part("2. Supervised warm-up: it imitates a teacher that is often wrong")
+    demonstrations = initial / "demonstrations.jsonl"
+    _command(sys.executable, "tools/make_demonstrations.py", CONFIG, demonstrations, "--seed", arguments.seed)
+    source = f"data.train.0.jsonl={demonstrations}"
+    _megagspo("sft", WARM_UP, f"run.dir={runs}", f"model.path={initial}", source, seed)
     before = _evaluate(CONFIG, f"model.path={warm / 'hf'}", seed, scores=warm / "held_out.json")
 
     _part("3. GSPO on two ranks, the experts divided between them")

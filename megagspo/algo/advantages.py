@@ -44,5 +44,6 @@ def _of_group(values: list[float], baseline: str, scale: str, ddof: int, eps: fl
     centre = mean if baseline == "group_mean" else 0.0
     if scale == "none":
         return [value - centre for value in values]
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
+    divisor = max(1, len(values) - ddof)  # 1 for a single NaN, which comes this far
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / divisor)
     return [(value - centre) / (std + eps) for value in values]

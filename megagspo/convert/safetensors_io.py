@@ -62,10 +62,14 @@ class HfCheckpoint(Mapping[str, Tensor]):
         index = self.directory / INDEX
         if not index.is_file():
             return
-        missing = sorted(set(json.loads(index.read_text())["weight_map"]) - set(self._file_of))
+        try:
+            listed = set(json.loads(index.read_text())["weight_map"])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ModelError(f"{index} is not a safetensors index: {error!r}") from error
+        missing = sorted(listed - set(self._file_of))
         if missing:
             raise ModelError(
-                f"{index} lists tensors that no shard holds (is a shard missing?): {', '.join(missing[:8])}"
+                f"{index} lists tensors that no shard holds (is a shard missing?): {', '.join(missing)}"
             )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -99,10 +103,11 @@ def write_checkpoint(
     partial = destination.with_name(destination.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    carry_files(Path(like), partial)
     names: list[list[str]] = []  # of each shard written
     shard: dict[str, Tensor] = {}
     size = total = 0
-    # A shard is on disk before the next is gathered. File names hold the number of shards: they are given at the end.
+    # A shard is on disk before the next is gathered. Names hold the number of shards: they come at the end.
     for name, tensor in tensors:
         bytes_ = tensor.numel() * tensor.element_size()
         if shard and size + bytes_ > max_shard_bytes:
@@ -114,11 +119,8 @@ def write_checkpoint(
         total += bytes_
     names.append(_write_shard(partial, len(names), shard))
     _name_shards(partial, names, total)
-    carry_files(Path(like), partial)
     fsync_tree(partial)
-    shutil.rmtree(destination, ignore_errors=True)
-    os.replace(partial, destination)
-    fsync_directory(destination.parent)
+    replace_directory(partial, destination)
 
 
 def _write_shard(directory: Path, number: int, tensors: dict[str, Tensor]) -> list[str]:
@@ -142,12 +144,18 @@ def _name_shards(directory: Path, names: list[list[str]], total: int) -> None:
 
 def carry_files(source: Path, destination: Path) -> None:
     """Copies config, generation config, tokenizer and chat template byte for byte. A file that is absent
-    stays absent."""
+    stays absent; one that is not JSON although its name says so is a ModelError."""
     destination.mkdir(exist_ok=True)
     carried = {source / name for name in _CARRIED} | {f for glob in _CARRIED_GLOBS for f in source.glob(glob)}
     for file in sorted(carried):
-        if file.is_file():
-            shutil.copyfile(file, destination / file.name)
+        if not file.is_file():
+            continue
+        if file.suffix == ".json":
+            try:
+                json.loads(file.read_text())
+            except json.JSONDecodeError as error:
+                raise ModelError(f"{file} is not valid JSON: {error}") from error
+        shutil.copyfile(file, destination / file.name)
 
 
 def fsync_tree(directory: Path) -> None:
@@ -160,6 +168,18 @@ def fsync_tree(directory: Path) -> None:
             finally:
                 os.close(descriptor)
         fsync_directory(Path(root))
+
+
+def replace_directory(partial: Path, destination: Path) -> None:
+    """Gives a finished directory its name. What had the name before is moved aside first and removed last, so
+    that a crash in between loses neither."""
+    aside = destination.with_name(destination.name + ".replaced")
+    shutil.rmtree(aside, ignore_errors=True)
+    if destination.exists():
+        os.replace(destination, aside)
+    os.replace(partial, destination)
+    fsync_directory(destination.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def fsync_directory(directory: Path) -> None:

@@ -94,6 +94,11 @@ def check_divides(architecture: Architecture, layout: Layout) -> None:
     ]
     if not experts:
         cuts.append(("parallel.tensor", layout.tensor, "MLP hidden units", sizes["ffn_hidden_size"]))
+    if experts and layout.tensor > 1 and not layout.sequence:
+        raise ConfigError(
+            f"parallel.sequence=false with parallel.tensor={layout.tensor}: Megatron trains a mixture of "
+            "experts with tensor parallelism only when activations are divided as well: remove parallel.sequence"
+        )
     for key, parts, what, size in cuts:
         if size is None and parts > 1:
             raise ConfigError(f"{key}={parts}, but the model has no {what}: set {key}=1")

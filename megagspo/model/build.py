@@ -34,7 +34,7 @@ def transformer_config(
     """Megatron's configuration for this model in this layout.
 
     calculate_per_token_loss: Megatron then sums gradients over micro-batches and data-parallel ranks as they
-    are; our loss weights already hold every normalisation (see `policy/learner.py`).
+    are; our loss weights already hold every normalisation (see `policy/policy.py`).
     """
     return TransformerConfig(
         **architecture.transformer,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megagspo.convert.safetensors_io import fsync_directory, fsync_tree
+from megagspo.convert.safetensors_io import fsync_directory, fsync_tree, replace_directory
 from megagspo.errors import CheckpointError
 
 _NAME = re.compile(r"^step_(\d{6,})$")
@@ -74,14 +74,20 @@ class CheckpointDirectory:
     def _seal(self, partial: Path, final: Path) -> None:
         (partial / _MANIFEST).write_text(json.dumps(_sizes(partial), indent=2) + "\n")
         fsync_tree(partial)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(partial, final)
+        replace_directory(partial, final)
         pointer = self.root / "latest.partial"
         pointer.write_text(final.name + "\n")
         os.replace(pointer, self.root / "latest")
         fsync_directory(self.root)
-        for old in self._steps()[self._keep :]:
-            shutil.rmtree(old.directory)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Removes what is older than the last `keep` whole checkpoints: a damaged one takes no place."""
+        steps = self._steps()
+        whole = [checkpoint for checkpoint in steps if _fault(checkpoint.directory) is None]
+        for checkpoint in steps:
+            if checkpoint.step < whole[: self._keep][-1].step:
+                shutil.rmtree(checkpoint.directory)
 
     def newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest whole checkpoint; each newer one that is not whole is warned about."""

@@ -56,7 +56,8 @@ class _TokenLogprobs(torch.autograd.Function):
         maximum = _reduce(local_max, part, dist.ReduceOp.MAX)
         weights = (scaled - maximum[:, None]).exp()  # [R, real]
         total = _reduce(weights.sum(dim=1), part, dist.ReduceOp.SUM)
-        normaliser = maximum + total.log()  # [R]
+        log_total = total.log()
+        normaliser = maximum + log_total  # [R]
         local = targets - part.start
         here = (local >= 0) & (local < part.real)
         picked = (
@@ -70,7 +71,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.save_for_backward(logits, normaliser, local, here)
         ctx.part, ctx.temperature = part, temperature
         ctx.mark_non_differentiable(entropy)
-        return chosen - normaliser, entropy
+        return (chosen - maximum) - log_total, entropy  # the small number last: large logits lose nothing
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:

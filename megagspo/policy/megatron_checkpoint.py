@@ -24,30 +24,47 @@ from megagspo.policy import optimizer_state
 # load it.
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
-_SAFE_MODULES = {
-    "torch.distributed.checkpoint.metadata",
-    "torch.distributed.checkpoint.filesystem",
-    "torch.distributed.checkpoint.planner",
+# Names, not modules: pickle would look up `os.system` in any module that imports os.
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorStorageMetadata",
+        "TensorProperties",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.planner": (
+        "SavePlan",
+        "WriteItem",
+        "WriteItemType",
+        "TensorWriteData",
+        "BytesIOWriteData",
+    ),
+    "collections": ("OrderedDict",),
+    "pathlib": ("PosixPath",),
+    "torch.serialization": ("_get_layout",),
+    "torch": (
+        *("Size", "device", "strided"),
+        *("float64", "float32", "float16", "bfloat16", "uint8", "int8", "int32", "int64", "bool"),
+    ),
 }
-_SAFE_NAMES = {
-    ("collections", "OrderedDict"),
-    ("pathlib", "PosixPath"),
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch.serialization", "_get_layout"),
-    ("megatron.core.dist_checkpointing.core", "CheckpointingConfig"),
-    *(("torch", str(dtype).removeprefix("torch.")) for dtype in (torch.float32, torch.bfloat16, torch.uint8)),
-    *(("torch", name) for name in ("float16", "float64", "int8", "int32", "int64", "bool", "strided")),
-}
+
+
+class _RefusedError(pickle.UnpicklingError):
+    """A pickle asks for something that is not in `_CLASSES`."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
     """Refuses every class and function that a checkpoint's `.metadata` does not need."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module in _SAFE_MODULES or (module, name) in _SAFE_NAMES:
+        if name in _CLASSES.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name}")
+        raise _RefusedError(f"{module}.{name}")
 
 
 def check_safe(directory: Path) -> None:
@@ -62,13 +79,13 @@ def _read_metadata(directory: Path) -> Any:
     with metadata.open("rb") as file:
         try:
             return _MetadataUnpickler(file).load()
-        except pickle.UnpicklingError as error:
+        except _RefusedError as error:
             raise CheckpointError(
                 f"{metadata} asks for {error}, which no Megatron checkpoint needs: not loaded. "
                 "Use a checkpoint from a source you trust, or convert one from Hugging Face files"
             ) from error
-        except EOFError as error:
-            raise CheckpointError(f"{metadata} is cut short: use an older checkpoint") from error
+        except Exception as error:  # a damaged pickle may raise anything
+            raise CheckpointError(f"{metadata} is damaged ({error}): use an older checkpoint") from error
 
 
 @contextmanager

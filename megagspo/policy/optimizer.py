@@ -46,7 +46,7 @@ def build_optimizer(model: DistributedDataParallel, config: Config, dtype: torch
 def build_schedule(optimizer: Any, config: Config, total_updates: int) -> OptimizerParamScheduler:
     """The learning rate as a function of the number of optimizer updates made, over the whole run.
 
-    A resumed run sets that number (`schedule.num_steps`) and nothing else, so the rate cannot drift from it.
+    A resumed run sets that number from the checkpoint's count of updates, so the rate cannot drift from it.
     """
     settings = config.optimizer
     return OptimizerParamScheduler(

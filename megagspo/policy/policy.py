@@ -123,8 +123,8 @@ class MegatronPolicy:
         """Puts the gradient of sum over tokens of weight x term into the gradient buffers.
 
         Returns sums over the mini-batch's response tokens (`loss` is the weighted sum itself, `tokens` their
-        number) and the largest ratio, the same on every rank and for every way of cutting the batch; and how
-        full the packed rows were.
+        number) and the largest ratio, the same for every way of cutting the batch; and how full the packed
+        rows were, which is not. Every rank gets the same.
         """
         reports: list[dict[str, Tensor]] = []
 

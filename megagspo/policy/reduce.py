@@ -50,5 +50,8 @@ def sum_over_ranks(
         maxima = torch.maximum(maxima, torch.stack([report[name] for name in MAXIMA]))
     if dist.get_world_size() > 1:
         dist.all_reduce(sums)
+        not_a_number = maxima.isnan().double()  # gloo's maximum may lose a NaN; this sum does not
+        dist.all_reduce(not_a_number)
         dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
+        maxima = torch.where(not_a_number > 0, torch.nan, maxima)
     return dict(zip((*SUMS, *MAXIMA), [*sums.tolist(), *maxima.tolist()], strict=True))

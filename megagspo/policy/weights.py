@@ -8,6 +8,7 @@ parallelism in any combination take the same path.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from megagspo.convert.rules import Bound, Dimensions, coverage
 from megagspo.convert.sharding import cut_of, pad_rows
 from megagspo.errors import ModelError
 from megagspo.types import HfTensors
+
+_WRAPPERS = re.compile(r"^(module\.)+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,7 @@ class ModelWeights:
         )
         return {
             canonical_name(
-                name.replace("module.", ""), first_layer=first_layer, first_expert=first_expert
+                _WRAPPERS.sub("", name), first_layer=first_layer, first_expert=first_expert
             ): parameter
             for name, parameter in model.named_parameters()
         }

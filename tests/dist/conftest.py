@@ -25,7 +25,8 @@ def ranks() -> Iterator[RankPool]:
 
 @pytest.fixture(scope="session")
 def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3-MoE of 4 layers and 4 experts, whose vocabulary no padding divides. Read it, never write to it."""
+    """A Qwen3-MoE of 4 layers and 4 experts, whose vocabulary no padding divides. Read it, never write to
+    it."""
     from tests.dist.models import make_moe
 
     return make_moe(tmp_path_factory.mktemp("models") / "moe")

@@ -1,9 +1,10 @@
 """Gloo ranks that are started once a session and shared by all tests.
 
-A rank imports torch and Megatron-Core for several seconds of processor time, a test body runs for one: so the processes live
-as long as the session and bodies are sent to them. A body is a function of a module that the ranks can import; it is called on
-each of the first `world` ranks, inside the process groups of a layout, as `body(layout, platform, *args, **kwargs)`. Bodies,
-arguments and results are pickled between processes that this module started itself.
+A rank imports torch and Megatron-Core for several seconds of processor time, a test body runs for one: so
+the processes live as long as the session and bodies are sent to them. A body is a function of a module
+that the ranks can import; it is called on each of the first `world` ranks, inside the process groups of a
+layout, as `body(layout, platform, *args, **kwargs)`. Bodies, arguments and results are pickled between
+processes that this module started itself.
 
     losses = ranks.run(loss_of, model_dir, expert=2)       # two ranks: the fewest that the layout needs
     losses = ranks.run(loss_of, model_dir, world=4, expert=2)
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -52,10 +54,15 @@ class RankPool:
         self._ports = _free_ports()
 
     def run(
-        self, body: Callable[..., Any], *args: Any, world: int | None = None, timeout: float = 120.0, **named: Any
+        self,
+        body: Callable[..., Any],
+        *args: Any,
+        world: int | None = None,
+        timeout: float = 120.0,
+        **named: Any,
     ) -> list[Any]:
-        """The body's result on each rank. Sizes of `parallel` (tensor, pipeline, expert, expert_tensor, data, sequence) are
-        taken from the named arguments; the rest goes to the body."""
+        """The body's result on each rank. Sizes of `parallel` (tensor, pipeline, expert, expert_tensor,
+        data, sequence) are taken from the named arguments; the rest goes to the body."""
         from megagspo.config.schema import ParallelConfig
 
         sizes = {name: named.pop(name) for name in list(named) if name in ParallelConfig.model_fields}
@@ -156,7 +163,7 @@ def _serve(rank: int, connection: Connection) -> None:
     from megagspo.platform.device import pick_platform
 
     platform = pick_platform("cpu")
-    import megagspo.policy.policy  # noqa: F401 - all that a body needs, once
+    importlib.import_module("megagspo.policy.policy")  # all that a body needs, once
 
     gc.freeze()  # what is there now stays: `_free_models` need not look at it
     while True:
@@ -182,10 +189,12 @@ def _serve(rank: int, connection: Connection) -> None:
 
 
 def _free_models() -> None:
-    """Takes the models of the last body apart, and with them their process groups, each of which holds several threads.
+    """Takes the models of the last body apart, and with them their process groups, each of which holds
+    several threads.
 
-    Gradient hooks hold Megatron's DistributedDataParallel, which holds the hooks' nodes of the autograd graph, as do the
-    token dispatchers: circles that the garbage collector does not see. One model a process is no matter, one a body is."""
+    Gradient hooks hold Megatron's DistributedDataParallel, which holds the hooks' nodes of the autograd
+    graph, as do the token dispatchers: circles that the garbage collector does not see. One model a
+    process is no matter, one a body is."""
     from megatron.core.distributed import DistributedDataParallel
 
     for wrapper in [thing for thing in gc.get_objects() if isinstance(thing, DistributedDataParallel)]:
@@ -195,9 +204,16 @@ def _free_models() -> None:
 
 
 def _call(
-    rank: int, platform: Any, body: Callable[..., Any], layout: Any, port: int, args: tuple[Any, ...], named: Any
+    rank: int,
+    platform: Any,
+    body: Callable[..., Any],
+    layout: Any,
+    port: int,
+    args: tuple[Any, ...],
+    named: Any,
 ) -> Any:
-    from megagspo.platform.distributed import World, process_groups
+    from megagspo.platform.distributed import process_groups
+    from megagspo.platform.world import World
 
     os.environ["MASTER_PORT"] = str(port)
     world = World(rank=rank, size=layout.world_size, local_rank=rank)

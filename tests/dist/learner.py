@@ -1,4 +1,5 @@
-"""What the test bodies share: a policy for a layout, a batch for it, and its gradients and weights as Hugging Face tensors."""
+"""What the test bodies share: a policy for a layout, a batch for it, and its gradients and weights as
+Hugging Face tensors."""
 
 from __future__ import annotations
 
@@ -22,17 +23,20 @@ def make_config(path: Path, /, **sections: dict[str, Any]) -> Config:
     return Config.model_validate({"data": {"train": [{"reasoning_gym": "chain_sum"}]}, **given})
 
 
-def make_policy(layout: Layout, platform: Platform, path: Path, /, *, total_updates: int = 10, **sections: Any) -> Any:
+def make_policy(
+    layout: Layout, platform: Platform, path: Path, /, *, total_updates: int = 10, **sections: Any
+) -> Any:
     from megagspo.policy.policy import MegatronPolicy
 
     return MegatronPolicy(make_config(path, **sections), layout, platform, total_updates=total_updates)
 
 
 def make_batch(sequences: list[TrainSequence], seed: int = 0) -> Any:
-    """A mini-batch with advantages of both signs and old log-probabilities that put ratios inside and outside of any range.
+    """A mini-batch with advantages of both signs and old log-probabilities that put ratios inside and
+    outside of any range.
 
-    Token weights are those of a mean over each response, then over responses. Groups have 1, 2, 3, ... members, and all of
-    one group's responses share one advantage."""
+    Token weights are those of a mean over each response, then over responses. Groups have 1, 2, 3, ...
+    members, and all of one group's responses share one advantage."""
     from megagspo.policy.policy import MiniBatch
 
     generator = torch.Generator().manual_seed(seed)
@@ -40,7 +44,8 @@ def make_batch(sequences: list[TrainSequence], seed: int = 0) -> Any:
     while len(advantages) < len(sequences):
         value = float(torch.randn((), generator=generator))
         advantages += [value] * (1 + len(advantages) % 3)
-    # About the log-probabilities under uniform predictions, moved for each response so that its ratio leaves the range or not.
+    # About the log-probabilities under uniform predictions, moved for each response so that its ratio
+    # leaves the range or not.
     old = [
         torch.randn(s.response_length, generator=generator) + 3 * torch.randn((), generator=generator) - 6.0
         for s in sequences
@@ -66,8 +71,8 @@ def weights_of(policy: Any) -> dict[str, Tensor]:
 def gradients_of(policy: Any) -> dict[str, Tensor]:
     """The gradient of every Hugging Face tensor: the gradient buffers take the weights' way out.
 
-    The distributed optimizer leaves each data-parallel rank the sum of its own part of a buffer alone, so the parts are put
-    together first."""
+    The distributed optimizer leaves each data-parallel rank the sum of its own part of a buffer alone, so
+    the parts are put together first."""
     for buffer in [*policy.model.buffers, *policy.model.expert_parallel_buffers]:
         group = buffer.data_parallel_group
         if policy.config.trainer.distributed_optimizer and group.size() > 1:
@@ -89,7 +94,8 @@ def _exported(policy: Any, of: Callable[[Any], Tensor]) -> dict[str, Tensor]:
 
 
 def update(policy: Any, *, seed: int) -> dict[str, float]:
-    """One optimizer update on a batch of its own; returns its report, the gradient norm and the learning rate."""
+    """One optimizer update on a batch of its own; returns its report, the gradient norm and the learning
+    rate."""
     batch = make_batch(make_sequences(9, seed=seed), seed)
     report = policy.forward_backward(batch, make_objective(), temperature=1.0)
     norm, rate = policy.optimizer_step()

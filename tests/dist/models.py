@@ -13,24 +13,29 @@ from megagspo.types import TrainSequence
 VOCABULARY = 300
 """Padded to 384 rows on one rank, 512 on two: padding is there, and differs between layouts."""
 
-_SHAPE: dict[str, Any] = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,  # heads x head_dim is not the hidden size
-    max_position_embeddings=256,
-    initializer_range=0.2,  # far from uniform predictions and routing
-    bos_token_id=None,
-    eos_token_id=0,
-    dtype="float32",
-)
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,  # heads x head_dim is not the hidden size
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,  # far from uniform predictions and routing
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "dtype": "float32",
+}
 
 
 def make_moe(directory: Path, **changes: Any) -> Path:
-    experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    }
     config = Qwen3MoeConfig(**{**_SHAPE, **experts, "tie_word_embeddings": False, **changes})
     return _write(Qwen3MoeForCausalLM, config, directory)
 
@@ -52,7 +57,8 @@ def _write(model_class: type[PreTrainedModel], config: Any, directory: Path) -> 
 
 
 def make_sequences(count: int, *, shortest: int = 3, longest: int = 40, seed: int = 0) -> list[TrainSequence]:
-    """Sequences of uneven lengths with prompts of uneven lengths; token 0, the filling of packed rows, occurs as well."""
+    """Sequences of uneven lengths with prompts of uneven lengths; token 0, the filling of packed rows,
+    occurs as well."""
     generator = torch.Generator().manual_seed(seed)
 
     def number(low: int, high: int) -> int:

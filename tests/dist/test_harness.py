@@ -50,7 +50,7 @@ def test_processes_are_shared_by_bodies(ranks: RankPool) -> None:
 
 
 def test_exception_is_raised_with_rank_and_traceback_and_ranks_go_on(ranks: RankPool) -> None:
-    with pytest.raises(RankFailure, match="(?s)rank 1 failed.*fail_on_one.*the message of rank 1") as caught:
+    with pytest.raises(RankFailure, match=r"(?s)rank 1 failed.*fail_on_one.*the message of rank 1") as caught:
         ranks.run(fail_on_one, world=2)
     assert caught.value.rank == 1
     assert ranks.run(sum_of_ranks, 0, world=4) == [6.0] * 4
@@ -65,7 +65,7 @@ def test_time_out_kills_the_ranks_of_the_body_that_hang_and_no_other(ranks: Rank
 
 
 def test_end_of_a_process_is_reported(ranks: RankPool) -> None:
-    with pytest.raises(RankFailure, match="(?s)rank 0 failed.*exit status 7"):
+    with pytest.raises(RankFailure, match=r"(?s)rank 0 failed.*exit status 7"):
         ranks.run(end_the_process, world=1)
 
 

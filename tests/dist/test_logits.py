@@ -13,17 +13,23 @@ from tests.dist.harness import RankPool
 from tests.dist.learner import make_policy
 from tests.dist.models import make_sequences
 
-LAYOUTS: list[dict[str, Any]] = [dict(), dict(tensor=2), dict(pipeline=2)]
-MOE_LAYOUTS = [*LAYOUTS, dict(expert=2), dict(tensor=2, expert=2, pipeline=2), dict(tensor=2, expert=2, expert_tensor=2)]
-# Logits are sums of 32 products behind 4 layers of like sums: a hundred or so float32 roundings of numbers of the order of
-# 10, each 5e-7 and of random sign, hence about 5e-6. A norm, head or expert in the wrong place costs 1e-2 and more.
+LAYOUTS: list[dict[str, Any]] = [{}, {"tensor": 2}, {"pipeline": 2}]
+MOE_LAYOUTS = [
+    *LAYOUTS,
+    {"expert": 2},
+    {"tensor": 2, "expert": 2, "pipeline": 2},
+    {"tensor": 2, "expert": 2, "expert_tensor": 2},
+]
+# Logits are sums of 32 products behind 4 layers of like sums: a hundred or so float32 roundings of
+# numbers of the order of 10, each 5e-7 and of random sign, hence about 5e-6. A norm, head or expert in
+# the wrong place costs 1e-2 and more.
 TOLERANCE = 1e-5
 
 
 def policy_logprobs(
     layout: Any, platform: Any, model: Path, temperature: float, tokens: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    policy = make_policy(layout, platform, model, trainer=dict(tokens_per_microbatch=tokens))
+    policy = make_policy(layout, platform, model, trainer={"tokens_per_microbatch": tokens})
     result = policy.logprobs(make_sequences(9), temperature=temperature)
     return result.logprobs, result.entropies
 
@@ -44,7 +50,9 @@ def reference(model: Path, temperature: float) -> tuple[list[Tensor], list[Tenso
     return logprobs, entropies
 
 
-def check(ranks: RankPool, model: Path, layout: dict[str, Any], *, temperature: float = 1.0, tokens: int = 4096) -> None:
+def check(
+    ranks: RankPool, model: Path, layout: dict[str, Any], *, temperature: float = 1.0, tokens: int = 4096
+) -> None:
     expected = reference(model, temperature)
     for result in ranks.run(policy_logprobs, model, temperature, tokens, **layout):
         for actual_list, expected_list in zip(result, expected, strict=True):
@@ -60,7 +68,7 @@ def test_moe_logprobs_and_entropies_are_those_of_transformers(
     check(ranks, moe_dir, layout, tokens=48)
 
 
-@pytest.mark.parametrize("layout", [dict(), dict(tensor=2, expert=2)], ids=str)
+@pytest.mark.parametrize("layout", [{}, {"tensor": 2, "expert": 2}], ids=str)
 def test_weights_of_chosen_experts_are_not_renormalised_when_the_model_says_so(
     ranks: RankPool, moe_not_renormalised_dir: Path, layout: dict[str, Any]
 ) -> None:
@@ -75,8 +83,6 @@ def test_dense_logprobs_are_those_of_transformers(
     check(ranks, request.getfixturevalue(model), layout)
 
 
-@pytest.mark.parametrize("layout", [dict(), dict(tensor=2)], ids=str)
-def test_temperature_divides_the_logits(
-    ranks: RankPool, moe_dir: Path, layout: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("layout", [{}, {"tensor": 2}], ids=str)
+def test_temperature_divides_the_logits(ranks: RankPool, moe_dir: Path, layout: dict[str, Any]) -> None:
     check(ranks, moe_dir, layout, temperature=0.5)

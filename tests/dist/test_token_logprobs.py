@@ -1,4 +1,5 @@
-"""Log-probabilities from a vocabulary that is cut over ranks, against torch.log_softmax of the whole row in float64."""
+"""Log-probabilities from a vocabulary that is cut over ranks, against torch.log_softmax of the whole row
+in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from tests.dist.harness import RankPool
 
 COLUMNS = 16
-"""The padded vocabulary: 4 columns a rank on four ranks, of which the last has nothing but padding for 10 tokens."""
+"""The padded vocabulary: 4 columns a rank on four ranks, of which the last has nothing but padding for 10
+tokens."""
 VOCABULARY = 10
 ROWS = 7
 
@@ -26,7 +28,13 @@ def make_case(scale: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def logprobs_of_part(
-    layout: Any, platform: Any, logits: Tensor, targets: Tensor, gradients: Tensor, temperature: float, vocabulary: int
+    layout: Any,
+    platform: Any,
+    logits: Tensor,
+    targets: Tensor,
+    gradients: Tensor,
+    temperature: float,
+    vocabulary: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from megatron.core import parallel_state
 
@@ -42,7 +50,9 @@ def logprobs_of_part(
     return values.detach(), entropies, mine.grad
 
 
-def float64(logits: Tensor, targets: Tensor, gradients: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def float64(
+    logits: Tensor, targets: Tensor, gradients: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
     real = logits[:, :VOCABULARY].double().requires_grad_()
     log_softmax = (real / temperature).log_softmax(dim=-1)
     values = log_softmax.gather(1, targets[:, None])[:, 0]
@@ -66,7 +76,8 @@ def test_values_entropies_and_gradients_equal_log_softmax(
         assert float((actual - values).abs().max()) <= tolerance
         assert float((actual_entropies - entropies).abs().max()) <= tolerance
     whole = torch.cat([gradient for _, _, gradient in results], dim=1)
-    # A probability's relative error is that of its logarithm, and the slope is gradient / temperature, up to 3 / temperature.
+    # A probability's relative error is that of its logarithm, and the slope is gradient / temperature, up
+    # to 3 / temperature.
     assert float((whole[:, :VOCABULARY] - gradients).abs().max()) <= 3 / temperature * tolerance
     assert torch.equal(whole[:, VOCABULARY:], torch.zeros(ROWS, COLUMNS - VOCABULARY))
 
@@ -82,8 +93,9 @@ def test_temperature_is_applied_before_the_softmax(ranks: RankPool, tensor: int)
 
 
 def test_gradient_of_bfloat16_logits_is_rounded_once(ranks: RankPool) -> None:
-    """Of a token that is nearly certain the gradient 1 - p is a small difference: it is taken in float32, and each entry of
-    the result is the nearest bfloat16 number, within half a unit in its last place (2^-9 of its size)."""
+    """Of a token that is nearly certain the gradient 1 - p is a small difference: it is taken in float32,
+    and each entry of the result is the nearest bfloat16 number, within half a unit in its last place
+    (2^-9 of its size)."""
     logits, targets, gradients = make_case(1.0)
     logits[range(ROWS), targets] = 9.0
     logits = logits.bfloat16()
@@ -98,6 +110,8 @@ def test_gradient_of_bfloat16_logits_is_rounded_once(ranks: RankPool) -> None:
 def test_nan_in_a_row_stays_in_that_row(ranks: RankPool) -> None:
     logits, targets, gradients = make_case(1.0)
     logits[2, 5] = torch.nan
-    for values, entropies, _ in ranks.run(logprobs_of_part, logits, targets, gradients, 1.0, VOCABULARY, tensor=2):
+    for values, entropies, _ in ranks.run(
+        logprobs_of_part, logits, targets, gradients, 1.0, VOCABULARY, tensor=2
+    ):
         for result in (values, entropies):
             assert torch.equal(result.isnan(), torch.arange(ROWS) == 2)

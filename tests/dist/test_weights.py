@@ -1,4 +1,5 @@
-"""Weights and optimizer state keep their bits on every way: Hugging Face files, streams, checkpoints of any layout."""
+"""Weights and optimizer state keep their bits on every way: Hugging Face files, streams, checkpoints of
+any layout."""
 
 from __future__ import annotations
 
@@ -17,26 +18,33 @@ from tests.dist.harness import RankFailure, RankPool
 from tests.dist.learner import make_policy, update, weights_of
 
 LAYOUTS: dict[str, dict[str, int]] = {
-    "one_rank": dict(),
-    "ep2": dict(expert=2),
-    "tp2": dict(tensor=2),
-    "pp2": dict(pipeline=2),
-    "tp2_ep2_pp2": dict(tensor=2, expert=2, pipeline=2),
+    "one_rank": {},
+    "ep2": {"expert": 2},
+    "tp2": {"tensor": 2},
+    "pp2": {"pipeline": 2},
+    "tp2_ep2_pp2": {"tensor": 2, "expert": 2, "pipeline": 2},
 }
 MORE_LAYOUTS = {
     **LAYOUTS,
-    "tp2_ep2_etp2": dict(tensor=2, expert=2, expert_tensor=2),
-    "ep4": dict(expert=4),
-    "dp2": dict(data=2),
+    "tp2_ep2_etp2": {"tensor": 2, "expert": 2, "expert_tensor": 2},
+    "ep4": {"expert": 4},
+    "dp2": {"data": 2},
 }
 
-# Large steps, so that a lost moment shows: without bias correction's step number or the moments the next update is several
-# times as large. The rate falls with each update, so that a lost position shows as well.
-OPTIMIZER = dict(lr=1e-2, lr_min=0.0, schedule="linear", eps=1e-2, weight_decay=0.1)
+# Large steps, so that a lost moment shows: without bias correction's step number or the moments the next
+# update is several times as large. The rate falls with each update, so that a lost position shows as
+# well.
+OPTIMIZER: dict[str, Any] = {
+    "lr": 1e-2,
+    "lr_min": 0.0,
+    "schedule": "linear",
+    "eps": 1e-2,
+    "weight_decay": 0.1,
+}
 
 
 def stream(layout: Any, platform: Any, model: Path, bucket_bytes: int) -> dict[str, Tensor]:
-    return weights_of(make_policy(layout, platform, model, sync=dict(bucket_bytes=bucket_bytes)))
+    return weights_of(make_policy(layout, platform, model, sync={"bucket_bytes": bucket_bytes}))
 
 
 def names_in_order(layout: Any, platform: Any, model: Path) -> list[str]:
@@ -44,7 +52,13 @@ def names_in_order(layout: Any, platform: Any, model: Path) -> list[str]:
 
 
 def train_and_save(
-    layout: Any, platform: Any, model: Path, directory: Path, updates: int, distributed: bool, dtype: str
+    layout: Any,
+    platform: Any,
+    model: Path,
+    directory: Path,
+    updates: int,
+    distributed: bool,
+    dtype: str,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
     """Weights when saved; weights and report one update later, without a break."""
     policy = _policy(layout, platform, model, distributed, dtype)
@@ -81,7 +95,8 @@ def load_and_train(
 def load_twice(
     layout: Any, platform: Any, model: Path, directory: Path, distributed: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights one update after a load into a policy that has trained elsewhere, and after another load of the same."""
+    """Weights one update after a load into a policy that has trained elsewhere, and after another load of
+    the same."""
     policy = _policy(layout, platform, model, distributed, "float32")
     results = []
     for seed in (5, 6):
@@ -93,7 +108,7 @@ def load_twice(
 
 
 def weights_from_checkpoint(layout: Any, platform: Any, model: Path, directory: Path) -> dict[str, Tensor]:
-    return weights_of(make_policy(layout, platform, model, model=dict(checkpoint=str(directory))))
+    return weights_of(make_policy(layout, platform, model, model={"checkpoint": str(directory)}))
 
 
 def _policy(layout: Any, platform: Any, model: Path, distributed: bool, dtype: str) -> Any:
@@ -101,8 +116,8 @@ def _policy(layout: Any, platform: Any, model: Path, distributed: bool, dtype: s
         layout,
         platform,
         model,
-        model=dict(dtype=dtype),
-        trainer=dict(distributed_optimizer=distributed, tokens_per_microbatch=48),
+        model={"dtype": dtype},
+        trainer={"distributed_optimizer": distributed, "tokens_per_microbatch": 48},
         optimizer=OPTIMIZER,
     )
 
@@ -119,7 +134,8 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], toleran
     assert max(worst.values()) <= tolerance, max(worst, key=lambda name: worst[name])
 
 
-# --- Hugging Face -> Megatron -> Hugging Face ---------------------------------------------------------------------------
+# --- Hugging Face -> Megatron -> Hugging Face
+# ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", MORE_LAYOUTS)
@@ -159,9 +175,15 @@ def test_order_of_the_stream_does_not_depend_on_the_layout(ranks: RankPool, moe_
 
 def test_missing_and_surplus_tensors_are_all_named(ranks: RankPool, moe_dir: Path, tmp_path: Path) -> None:
     source = HfCheckpoint(moe_dir)
-    lost = {"model.layers.1.mlp.gate.weight", "model.layers.3.mlp.experts.2.up_proj.weight", "lm_head.weight"}
+    lost = {
+        "model.layers.1.mlp.gate.weight",
+        "model.layers.3.mlp.experts.2.up_proj.weight",
+        "lm_head.weight",
+    }
     added = {"model.layers.4.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias"}
-    tensors = {name: source[name] for name in source if name not in lost} | dict.fromkeys(added, torch.ones(3))
+    tensors = {name: source[name] for name in source if name not in lost} | dict.fromkeys(
+        added, torch.ones(3)
+    )
     write_checkpoint(tmp_path / "changed", tensors.items(), like=moe_dir)
     with pytest.raises(RankFailure) as caught:
         ranks.run(stream, tmp_path / "changed", 1 << 20)
@@ -178,21 +200,29 @@ def test_wrong_shape_names_the_tensor(ranks: RankPool, moe_dir: Path, tmp_path: 
         ranks.run(stream, tmp_path / "changed", 1 << 20)
 
 
-# --- checkpoints --------------------------------------------------------------------------------------------------------
+# --- checkpoints
+# --------------------------------------------------------------------------------------------------------
 
 Saved = tuple[Path, dict[str, Tensor], dict[str, Tensor], dict[str, float]]
 
 
 @pytest.fixture(scope="module")
 def saved(ranks: RankPool, moe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Saved]:
-    """A checkpoint after two updates in a layout, made once: its directory, weights, and what came one update later."""
+    """A checkpoint after two updates in a layout, made once: its directory, weights, and what came one
+    update later."""
     made: dict[Any, Saved] = {}
 
     def save(layout: str, *, distributed: bool = True) -> Saved:
         if (layout, distributed) not in made:
             directory = tmp_path_factory.mktemp("checkpoint")
             result = ranks.run(
-                train_and_save, moe_dir, directory, 2, distributed, "float32", **MORE_LAYOUTS[layout]
+                train_and_save,
+                moe_dir,
+                directory,
+                2,
+                distributed,
+                "float32",
+                **MORE_LAYOUTS[layout],
             )[0]
             made[layout, distributed] = (directory, *result)
         return made[layout, distributed]
@@ -200,8 +230,9 @@ def saved(ranks: RankPool, moe_dir: Path, tmp_path_factory: pytest.TempPathFacto
     return save
 
 
-# The update after the load sees gradients that agree to 1e-5 of the clipped norm of 1 between layouts (test_layouts.py) and
-# turns a difference into lr / eps = 1 times itself. Moments lost instead would move a weight by lr = 1e-2.
+# The update after the load sees gradients that agree to 1e-5 of the clipped norm of 1 between layouts
+# (test_layouts.py) and turns a difference into lr / eps = 1 times itself. Moments lost instead would move
+# a weight by lr = 1e-2.
 ACROSS_LAYOUTS = 1e-5
 
 
@@ -233,7 +264,12 @@ def test_checkpoint_of_any_layout_continues_in_any_other(
     ],
 )
 def test_distributed_optimizer_may_be_switched_on_or_off_by_a_resumed_run(
-    ranks: RankPool, moe_dir: Path, saved: Callable[..., Saved], source: str, distributed: bool, target: str
+    ranks: RankPool,
+    moe_dir: Path,
+    saved: Callable[..., Saved],
+    source: str,
+    distributed: bool,
+    target: str,
 ) -> None:
     directory, weights, later, _ = saved(source, distributed=distributed)
     for loaded, continued, _, _ in ranks.run(

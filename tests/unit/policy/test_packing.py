@@ -1,0 +1,69 @@
+"""The packing plan: every sequence once, within the budget, as many micro-batches on every rank."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from megagspo.errors import DataError
+from megagspo.policy.packing import plan_microbatches
+from megagspo.types import TrainSequence
+
+
+def sequences(lengths: list[int]) -> list[TrainSequence]:
+    return [
+        TrainSequence(id=f"s{number}", token_ids=(1,) * length, prompt_length=1)
+        for number, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("data_parallel", [1, 2, 3, 8])
+@pytest.mark.parametrize("budget", [40, 64, 1000])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
+def test_every_sequence_is_in_one_micro_batch_within_the_budget(
+    data_parallel: int, budget: int, count: int
+) -> None:
+    draw = random.Random(count)
+    batch = sequences([draw.randint(2, 40) for _ in range(count)])
+    plan = plan_microbatches(batch, data_parallel=data_parallel, token_budget=budget)
+    assert len(plan) == data_parallel
+    assert len({len(share) for share in plan}) == 1
+    assert len(plan[0]) >= 1
+    micro_batches = [members for share in plan for members in share]
+    assert sorted(number for members in micro_batches for number in members) == list(range(count))
+    assert all(sum(len(batch[i].token_ids) for i in members) <= budget for members in micro_batches)
+
+
+def test_limit_is_never_exceeded_to_save_a_micro_batch() -> None:
+    """A18: eight samples of 7 tokens under a limit of 8."""
+    plan = plan_microbatches(sequences([7] * 8), data_parallel=1, token_budget=8)
+    assert [len(members) for members in plan[0]] == [1] * 8
+
+
+def test_sample_longer_than_the_limit_is_named() -> None:
+    """A18."""
+    with pytest.raises(DataError, match=r"s2 has 9 tokens.*tokens_per_microbatch=8.*at least 9"):
+        plan_microbatches(sequences([7, 8, 9]), data_parallel=2, token_budget=8)
+
+
+def test_plan_is_the_same_every_time() -> None:
+    draw = random.Random(0)
+    batch = sequences([draw.choice([5, 5, 7, 12]) for _ in range(50)])
+    plans = [plan_microbatches(batch, data_parallel=3, token_budget=30) for _ in range(2)]
+    assert plans[0] == plans[1]
+
+
+def test_ranks_have_about_the_same_number_of_tokens() -> None:
+    draw = random.Random(1)
+    lengths = [draw.randint(2, 100) for _ in range(200)]
+    plan = plan_microbatches(sequences(lengths), data_parallel=4, token_budget=400)
+    loads = [sum(lengths[i] for members in share for i in members) for share in plan]
+    assert max(loads) - min(loads) <= max(lengths)  # a greedy assignment differs by no more than one sequence
+
+
+def test_no_more_micro_batches_than_first_fit_promises() -> None:
+    draw = random.Random(2)
+    lengths = [draw.randint(2, 60) for _ in range(100)]
+    plan = plan_microbatches(sequences(lengths), data_parallel=1, token_budget=100)
+    assert len(plan[0]) <= 11 / 9 * (sum(lengths) / 100 + 1) + 1
