@@ -97,7 +97,7 @@ def check_divides(architecture: Architecture, layout: Layout) -> None:
     if experts and layout.tensor > 1 and not layout.sequence:
         raise ConfigError(
             f"parallel.sequence=false with parallel.tensor={layout.tensor}: Megatron trains a mixture of "
-            "experts with tensor parallelism only when activations are divided as well: remove parallel.sequence"
+            "experts with tensor parallelism only when activations are divided too: remove parallel.sequence"
         )
     for key, parts, what, size in cuts:
         if size is None and parts > 1:
