@@ -144,10 +144,11 @@ def assemble(config: Config, *, updates_per_step: int) -> Iterator[Run]:
         config.platform.device, local_rank=world.local_rank, threads=config.platform.threads_per_rank
     )
     directory = RunDirectory(config.run_dir)
+    changed: list[str] = []
     with ExitStack() as stack:
         if world.is_first:
             stack.enter_context(directory.locked())
-            directory.config.write_text(dump_config(config))
+            changed = directory.remember(dump_config(config))
         tokenizer = load_tokenizer(config.model.path)
         prompts = load_prompts(config.data, tokenizer)
         check_lengths(config, read_architecture(config.model.path), prompts)
@@ -169,6 +170,8 @@ def assemble(config: Config, *, updates_per_step: int) -> Iterator[Run]:
             )
         )
         progress.line(_opening(config, layout, platform, prompts, step))
+        for change in changed if step else ():
+            progress.line(f"warning: since this run was last started, {change}")
         yield Run(
             config=config,
             layout=layout,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from megagspo.config import changes
 from megagspo.errors import ConfigError
 
 
@@ -21,6 +22,12 @@ class RunDirectory:
         self.hf = root / "hf"
         self.rollouts = root / "rollouts"
         self.logs = root / "logs"
+
+    def remember(self, config: str) -> list[str]:
+        """Writes the resolved configuration; returns what changed since the run was last started."""
+        before = self.config.read_text() if self.config.is_file() else config
+        self.config.write_text(config)
+        return changes(before, config)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from megagspo.errors import CheckpointError, MissingError
 from megagspo.policy import optimizer_state
@@ -106,10 +107,9 @@ def save_state(directory: Path, model: Any, optimizer: Any, counters: dict[str, 
 
 def load_state(directory: Path, model: Any, optimizer: Any) -> dict[str, int]:
     """Sets weights and optimizer state from a checkpoint written in any layout; returns the counters."""
-    check_safe(directory)
+    state = _load(directory, _sharded_state(model, optimizer, {}, loading=True))
     with _quiet():
-        state = dist_checkpointing.load(_sharded_state(model, optimizer, {}, loading=True), str(directory))
-        model.load_state_dict(state["model"])
+        _set_model(model, state["model"])
         counters = {name: int(value) for name, value in state["counters"].items()}
         optimizer_state.load_state(optimizer, state["optimizer"], updates=counters["updates"])
     return counters
@@ -118,17 +118,25 @@ def load_state(directory: Path, model: Any, optimizer: Any) -> dict[str, int]:
 def save_weights(directory: Path, model: Any) -> None:
     """Writes the weights alone: what `convert hf-to-megatron` makes."""
     with _quiet():
-        dist_checkpointing.save({"model": model.sharded_state_dict(metadata=dict(_METADATA))}, str(directory))
+        dist_checkpointing.save({"model": _model_state(model)}, str(directory))
 
 
 def load_weights(directory: Path, model: Any) -> None:
     """Sets the weights alone, from a checkpoint with or without optimizer state."""
+    _set_model(model, _load(directory, {"model": _model_state(model)})["model"])
+
+
+def _load(directory: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """What is wanted, from a checkpoint found safe. Raises CheckpointError for one that is not."""
     check_safe(directory)
-    with _quiet():
-        state = dist_checkpointing.load(
-            {"model": model.sharded_state_dict(metadata=dict(_METADATA))}, str(directory)
-        )
-        model.load_state_dict(state["model"])
+    try:
+        with _quiet():
+            return dist_checkpointing.load(wanted, str(directory))
+    except pickle.UnpicklingError as error:  # torch's weights_only refused common.pt
+        raise CheckpointError(
+            f"{directory}/common.pt holds more than tensors and plain values: not loaded. "
+            f"Use a checkpoint from a source you trust. ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def weights_dtype(directory: Path) -> torch.dtype:
@@ -137,8 +145,21 @@ def weights_dtype(directory: Path) -> torch.dtype:
     return embedding.properties.dtype
 
 
-def _sharded_state(model: Any, optimizer: Any, counters: dict[str, int], *, loading: bool) -> dict[str, Any]:
+def _model_state(model: Any) -> dict[str, Any]:
+    """The model's sharded tensors. Its sharded objects, the `_extra_state` of linear layers, stay out:
+    they are empty without FP8, and torch would unpickle what another's checkpoint has in their place."""
     sharded = model.sharded_state_dict(metadata=dict(_METADATA))
+    return {name: value for name, value in sharded.items() if not isinstance(value, ShardedObject)}
+
+
+def _set_model(model: Any, state: dict[str, Any]) -> None:
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    missing = [name for name in missing if not name.endswith("_extra_state")]
+    assert [*missing, *unexpected] == [], f"missing {missing}, unexpected {unexpected}"
+
+
+def _sharded_state(model: Any, optimizer: Any, counters: dict[str, int], *, loading: bool) -> dict[str, Any]:
+    sharded = _model_state(model)
     return {
         "model": sharded,
         "optimizer": optimizer_state.sharded_state(optimizer, sharded, dict(_METADATA), loading=loading),

@@ -4,6 +4,8 @@ any layout."""
 from __future__ import annotations
 
 import itertools
+import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -348,19 +350,36 @@ def test_checkpoint_without_metadata_is_named(ranks: RankPool, moe_dir: Path, tm
         ranks.run(load_and_train, moe_dir, tmp_path, True, "float32")
 
 
-def test_metadata_that_would_run_code_is_refused(
-    ranks: RankPool, moe_dir: Path, saved: Callable[..., Saved], tmp_path: Path
+class MakesDirectory:
+    """Unpickled, it makes a directory: code that a checkpoint of others would run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.directory),)
+
+
+@pytest.mark.parametrize("file", [".metadata", "common.pt"])
+def test_files_that_would_run_code_are_refused(
+    ranks: RankPool, moe_dir: Path, saved: Callable[..., Saved], tmp_path: Path, file: str
 ) -> None:
-    import os
-    import pickle
-
-    class Malicious:
-        def __reduce__(self) -> Any:
-            return os.mkdir, (str(tmp_path / "executed"),)
-
     changed = tmp_path / "changed"
     shutil.copytree(saved("one_rank")[0], changed)
-    (changed / ".metadata").write_bytes(pickle.dumps(Malicious()))
-    with pytest.raises(RankFailure, match=r"posix\.mkdir"):
+    malicious = MakesDirectory(tmp_path / "executed")
+    if file == ".metadata":
+        (changed / file).write_bytes(pickle.dumps(malicious))
+    else:
+        torch.save(malicious, changed / file)
+    with pytest.raises(RankFailure, match=r"posix\.mkdir|more than tensors and plain values"):
         ranks.run(load_and_train, moe_dir, changed, True, "float32")
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_checkpoint_holds_tensors_only(saved: Callable[..., Saved]) -> None:
+    """No pickled objects beside them (`_extra_state`), which torch would read without any check."""
+    from megagspo.policy.megatron_checkpoint import _read_metadata
+
+    entries = _read_metadata(saved("tp2")[0]).state_dict_metadata
+    assert entries
+    assert {type(entry).__name__ for entry in entries.values()} == {"TensorStorageMetadata"}

@@ -68,3 +68,15 @@ def test_a_run_directory_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigError, match=r"run\.dir"), RunDirectory(tmp_path / "run").locked():
         pass
+
+
+def test_a_run_started_again_with_other_settings_says_what_changed(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert run.remember("optimizer: {lr: 0.1, betas: [0.9, 0.95]}\nrun: {seed: 0}\n") == []
+    assert run.remember("optimizer: {lr: 0.2, betas: [0.9, 0.95]}\nrun: {seed: 0}\n") == [
+        "optimizer.lr was 0.1, is now 0.2"
+    ]
+    assert run.remember("optimizer: {lr: 0.2, betas: [0.9, 0.99]}\n") == [
+        "optimizer.betas was [0.9, 0.95], is now [0.9, 0.99]",
+        "run.seed was 0, is now not set",
+    ]
