@@ -43,7 +43,7 @@ def train(config: Config) -> None:
 
                 if config.algorithm.old_logprobs == "trainer":
                     with timer.stage("old_logprob"):
-                        data = recompute_old_logprobs(policy, data, batches, temperature=temperature)
+                        data = recompute_old_logprobs(policy, data, temperature=temperature)
 
                 with timer.stage("train"):
                     updates = [

@@ -139,16 +139,10 @@ def experience(config: AlgorithmConfig, samples: Sequence[Sample]) -> Experience
     )
 
 
-def recompute_old_logprobs(
-    policy: MegatronPolicy, data: Experience, mini_batches: Sequence[Sequence[int]], *, temperature: float
-) -> Experience:
-    """The trainer's own log-probabilities before any update. Computed in the mini-batches that will be
-    trained on, so that both passes pack alike and the first ratio is 1 to the last bit."""
-    trainer: list[Tensor] = list(data.rollout_logprobs)
-    for members in mini_batches:
-        values = policy.logprobs([data.sequences[i] for i in members], temperature=temperature).logprobs
-        for member, value in zip(members, values, strict=True):
-            trainer[member] = value
+def recompute_old_logprobs(policy: MegatronPolicy, data: Experience, *, temperature: float) -> Experience:
+    """The trainer's own log-probabilities of all samples before any update, in as few passes as the tokens of
+    a micro-batch allow."""
+    trainer = policy.logprobs(data.sequences, temperature=temperature).logprobs
     _check_finite(data.samples, trainer)
     return replace(data, old_logprobs=trainer, trainer_logprobs=trainer)
 
