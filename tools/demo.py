@@ -110,17 +110,17 @@ def _summary(metrics: Path, minutes: float) -> None:
     records = [json.loads(line) for line in (ROOT / metrics).read_text().splitlines()]
     table = Table(title=f"GSPO, {len(records)} steps; the whole demo took {minutes:.1f} minutes")
     columns = {
-        "step": "{:d}",
-        "reward/mean": "{:.3f}",
-        "policy/clip_fraction": "{:.2f}",
-        "policy/entropy": "{:.2f}",
-        "mismatch/logprob_abs_mean": "{:.0e}",
-        "time/step": "{:.2f} s",
+        "step": ("step", "{:d}"),
+        "reward": ("reward/mean", "{:.3f}"),
+        "clipped": ("policy/clip_fraction", "{:.2f}"),
+        "entropy": ("policy/entropy", "{:.2f}"),
+        "mismatch": ("mismatch/logprob_abs_mean", "{:.0e}"),
+        "time": ("time/step", "{:.2f} s"),
     }
-    for name in columns:
-        table.add_column(name, justify="right")
+    for title in columns:
+        table.add_column(title, justify="right")
     for record in [*records[:: max(1, len(records) // 8)], records[-1]]:
-        table.add_row(*(form.format(record[name]) for name, form in columns.items()))
+        table.add_row(*(form.format(record[name]) for name, form in columns.values()))
     console.print(table)
 
 

@@ -19,7 +19,7 @@ from megagspo.data.sources import problems_of
 SLIPS = (-10, -2, -1, 1, 2, 10)
 
 
-def make_demonstrations(config: Path, destination: Path, *, wrong: float = 0.4, seed: int = 0) -> int:
+def make_demonstrations(config: Path, destination: Path, *, wrong: float = 0.45, seed: int = 0) -> int:
     """Writes one JSON object a line, `prompt` and `answer`, for every problem of data.train; returns their
     number.
 
@@ -47,7 +47,7 @@ def main() -> None:
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="its data.train gives the problems")
     parser.add_argument("destination", type=Path, metavar="DST", help="file to write")
-    parser.add_argument("--wrong", type=float, default=0.4, help="share of answers with a slip")
+    parser.add_argument("--wrong", type=float, default=0.45, help="share of answers with a slip")
     parser.add_argument("--seed", type=int, default=0, help="decides which are wrong, and how")
     options = parser.parse_args()
     if not 0 <= options.wrong <= 1:
