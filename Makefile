@@ -37,4 +37,4 @@ test-full-only: setup  ## what takes long: the demo for three seeds
 	$(BIN)/pytest -m full
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,7 @@ class Run:
         """Files what the step learned from, to be read and to be replayed."""
         if self.world.is_first:
             write_samples(
-                step_file(self.directory.rollouts, self.step), samples, self.step, self.policy.version - 1
+                step_file(self.directory.rollouts, self.step), samples, self.step, self.policy.version
             )
 
     def record(self, metrics: dict[str, float]) -> None:
@@ -108,23 +108,35 @@ class Run:
 class WeightPush:
     """Pushes the policy's weights into an engine, proven each time."""
 
-    def __init__(self, policy: MegatronPolicy, engine: Engine, *, seed: int) -> None:
+    def __init__(
+        self, policy: MegatronPolicy, engine: Engine, *, seed: int, warn: Callable[[str], None]
+    ) -> None:
         self._policy = policy
+        self._warn = warn
+        self._warned = False
         self._engine = engine
         architecture = policy.architecture
         self._probe = Probe(
-            vocab_size=architecture.vocab_size, seed=seed, max_length=architecture.max_positions
+            vocab_size=architecture.vocab_size,
+            seed=seed,
+            max_length=min(architecture.max_positions, policy.config.trainer.tokens_per_microbatch),
         )
 
     def __call__(self) -> PushReport:
         """The weights of the policy's version; after it the engine serves that version."""
-        return push(
+        report = push(
             self._engine,
             self._policy.hf_tensors(),
             version=self._policy.version,
             probe=self._probe,
             trainer_logprobs=self._trainer_logprobs,
         )
+        if self._probe.missed and not self._warned:
+            self._warned = True
+            self._warn(
+                f"warning: the push probe reaches all experts but {self._probe.missed}; those go unproven"
+            )
+        return report
 
     def _trainer_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         rows = [
@@ -144,11 +156,9 @@ def assemble(config: Config, *, updates_per_step: int) -> Iterator[Run]:
         config.platform.device, local_rank=world.local_rank, threads=config.platform.threads_per_rank
     )
     directory = RunDirectory(config.run_dir)
-    changed: list[str] = []
     with ExitStack() as stack:
         if world.is_first:
             stack.enter_context(directory.locked())
-            changed = directory.remember(dump_config(config))
         tokenizer = load_tokenizer(config.model.path)
         prompts = load_prompts(config.data, tokenizer)
         check_lengths(config, read_architecture(config.model.path), prompts)
@@ -170,6 +180,7 @@ def assemble(config: Config, *, updates_per_step: int) -> Iterator[Run]:
             )
         )
         progress.line(_opening(config, layout, platform, prompts, step))
+        changed = directory.remember(dump_config(config)) if world.is_first else []
         for change in changed if step else ():
             progress.line(f"warning: since this run was last started, {change}")
         yield Run(
@@ -244,7 +255,10 @@ def stop_token_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
     """The ids that end a response: those of generation_config.json (it may list several), else the
     tokenizer's own."""
     file = Path(model_path) / "generation_config.json"
-    ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    try:
+        ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    except (json.JSONDecodeError, AttributeError) as error:
+        raise ModelError(f"{file} is not a JSON object: {error}") from error
     ids = tokenizer.eos_token_id if ids is None else ids
     if ids is None:
         raise ConfigError(f"{model_path} names no end-of-sequence token: give rollout.stop_ids")
@@ -305,4 +319,6 @@ def _opening(config: Config, layout: Layout, platform: Platform, prompts: Prompt
         f"{prompts.dropped} dropped as doubles"
     )
     where = f"continues after step {step}" if step else "starts"
+    if step >= config.trainer.steps:
+        where = f"has made its {config.trainer.steps} steps (trainer.steps); nothing is left to do"
     return f"{config.run_dir} {where} on {place}; {data}"

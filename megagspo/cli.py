@@ -10,14 +10,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from megagspo.errors import MegagspoError, MissingError, UserError
+from megagspo.errors import MegagspoError, MissingError
 
 if TYPE_CHECKING:
     from megagspo.config import Config
@@ -78,6 +77,7 @@ def evaluate(
     """
     loaded = _evaluated(target, overrides or [])
     from megagspo.evaluate import evaluate
+    from megagspo.measure import full_reward
 
     scores, samples = evaluate(loaded)
     table = Table(title=f"{loaded.model.path}: {len({s.group for s in samples})} held-out prompts")
@@ -87,7 +87,7 @@ def evaluate(
     console = Console(highlight=False)
     console.print(table)
     for sample in samples[:show]:
-        mark = "right" if sample.reward >= 1 else "wrong"
+        mark = "right" if sample.reward >= full_reward(loaded.reward) else "wrong"
         console.print(f"{sample.prompt.text.strip()}  ->  {sample.text.strip()}  ({mark})", markup=False)
     if json_file:
         json_file.write_text(json.dumps({"model": loaded.model.path, **scores}, indent=2) + "\n")
@@ -157,13 +157,14 @@ def doctor() -> None:
 def _checked(file: Path, overrides: list[str] | None) -> Config:
     """The configuration, with every check that needs neither torch nor Megatron; warnings are shown once."""
     from megagspo.config import check_config, check_paths, load_config
+    from megagspo.launcher.local import LAUNCHED
     from megagspo.model.architecture import check_divides, read_architecture
 
     config = load_config(file, overrides or [])
     warnings = check_config(config)
     check_paths(config)
     check_divides(read_architecture(config.model.path), config.parallel.resolve(_world_size()))
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0" and LAUNCHED not in os.environ:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
     return config
@@ -209,22 +210,10 @@ def _evaluated(target: Path, overrides: list[str]) -> Config:
     return config
 
 
-def main() -> Any:
+def main() -> None:
     """Runs the command line and exits with its status."""
     try:
-        status = app(standalone_mode=False)
-    except click.ClickException as error:  # usage errors of the command line itself
-        error.show()
-        sys.exit(error.exit_code)
+        app()
     except MegagspoError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
-    except (KeyboardInterrupt, click.Abort):
-        print(
-            "interrupted: start the same command again to continue from the last checkpoint", file=sys.stderr
-        )
-        sys.exit(130)
-    sys.exit(status if isinstance(status, int) else 0)
-
-
-__all__ = ["UserError", "app", "main"]

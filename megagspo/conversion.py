@@ -67,6 +67,7 @@ def megatron_to_hf(source: Path, destination: Path, *, like: Path | None = None)
     hf = like or source / HUGGING_FACE
     if not hf.is_dir():
         raise MissingError(f"{source} carries no Hugging Face config: give the model's directory with --like")
+    pick_platform("cpu")  # before Megatron is imported
     from megagspo.policy.megatron_checkpoint import check_safe, load_weights, weights_dtype
 
     check_safe(source)

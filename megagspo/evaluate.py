@@ -13,6 +13,7 @@ from megagspo.assembly import Respondent, Run, load_tokenizer, respondent
 from megagspo.config import Config
 from megagspo.data import load_prompts
 from megagspo.errors import ConfigError
+from megagspo.measure import full_reward
 from megagspo.rollout.embedded.engine import EmbeddedEngine
 from megagspo.stages import respond
 from megagspo.types import Sample
@@ -27,14 +28,14 @@ def average(samples: Sequence[Sample]) -> float:
     return statistics.fmean(sample.reward for sample in samples)
 
 
-def pass_at(k: int, samples: Sequence[Sample], *, full_reward: float) -> float:
+def pass_at(k: int, samples: Sequence[Sample], *, solved: float) -> float:
     """pass@k without bias (arXiv 2107.03374, eq. 1): the mean over prompts of 1 - C(n - c, k) / C(n, k),
-    where c of the n responses reach the full reward. Needs n >= k responses to every prompt."""
+    where c of the n responses get at least `solved`. Needs n >= k responses to every prompt."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for sample in samples:
-        groups[sample.group].append(sample.reward >= full_reward - 1e-9)
+        groups[sample.group].append(sample.reward >= solved)
     return statistics.fmean(
-        1 - math.comb(len(solved) - sum(solved), k) / math.comb(len(solved), k) for solved in groups.values()
+        1 - math.comb(len(right) - sum(right), k) / math.comb(len(right), k) for right in groups.values()
     )
 
 
@@ -61,6 +62,6 @@ def evaluate(config: Config) -> tuple[dict[str, float], list[Sample]]:
     k = config.eval.samples
     with respondent(config, tokenizer, engine) as answering:
         samples = respond(answering, prompts, responses=k, step=_STEP)
-    full = sum(max(entry.weight, 0.0) for entry in config.reward)
-    passes = {f"pass@{2**i}": pass_at(2**i, samples, full_reward=full) for i in range(k.bit_length())}
+    full = full_reward(config.reward)
+    passes = {f"pass@{2**i}": pass_at(2**i, samples, solved=full) for i in range(k.bit_length())}
     return {f"avg@{k}": average(samples), **passes}, samples

@@ -25,7 +25,7 @@ def train(config: Config) -> None:
     temperature = config.rollout.temperature
     with assemble(config, updates_per_step=config.trainer.minibatches) as run:
         policy, engine = run.policy, empty_engine(config, run.policy)
-        push = WeightPush(policy, engine, seed=config.run.seed)
+        push = WeightPush(policy, engine, seed=config.run.seed, warn=run.progress.line)
         with respondent(config, run.tokenizer, engine) as answering:
             push()  # the engine has weights, proven, before its first request
             for step in run.remaining_steps():
@@ -36,6 +36,7 @@ def train(config: Config) -> None:
                     samples = run.replayed(step) or respond(
                         answering, prompts, responses=config.rollout.responses, step=step
                     )
+                run.keep_rollouts(samples)
                 data = experience(config.algorithm, samples)
                 batches = divide(
                     len(data.samples), config.trainer.minibatches, seed=config.run.seed, step=step
@@ -60,7 +61,6 @@ def train(config: Config) -> None:
                 with timer.stage("push"):
                     push()
 
-                run.keep_rollouts(samples)
                 run.record(
                     reward_metrics(samples, config.reward)
                     | update_metrics(updates)

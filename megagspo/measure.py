@@ -18,10 +18,15 @@ from megagspo.stages import Experience, Update
 from megagspo.types import Sample
 
 
+def full_reward(rewards: Sequence[RewardConfig]) -> float:
+    """What a response gets that reaches every positive reward in full, less a hair for rounding."""
+    return sum(max(entry.weight, 0.0) for entry in rewards) - 1e-9
+
+
 def reward_metrics(samples: Sequence[Sample], rewards: Sequence[RewardConfig]) -> dict[str, float]:
     """Over trainable samples; a group is solved by a response that reaches every positive reward in full."""
     kept = [sample for sample in samples if sample.trainable]
-    full = sum(max(entry.weight, 0.0) for entry in rewards) - 1e-9
+    full = full_reward(rewards)
     groups: dict[str, list[bool]] = defaultdict(list)
     for sample in kept:
         groups[sample.group].append(sample.reward >= full)

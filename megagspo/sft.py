@@ -14,6 +14,9 @@ from megagspo.stages import answer_tokens, divide, supervised_batch, update
 def sft(config: Config) -> None:
     """Trains until `trainer.steps`, `sft.sequences` answers a step in `trainer.minibatches` updates."""
     with assemble(config, updates_per_step=config.trainer.minibatches) as run:
+        answer_tokens(
+            run.prompts.train, run.tokenizer, 0
+        )  # a prompt without an answer is found before the first step
         stop = stop_token_ids(config.model.path, run.tokenizer)[0]
         for step in run.remaining_steps():
             timer = StepTimer(run.progress)

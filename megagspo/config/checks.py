@@ -18,6 +18,7 @@ def check_config(config: Config) -> list[str]:
     _check_group(config)
     _check_minibatches(config)
     _check_evaluation(config)
+    _check_learning_rates(config)
     return _gspo_clip_warnings(config)
 
 
@@ -75,6 +76,14 @@ def _check_minibatches(config: Config) -> None:
         raise ConfigError(
             f"trainer.minibatches={minibatches} but a step has only rollout.prompts={rollout.prompts} * "
             f"responses={rollout.responses} = {samples} samples: set trainer.minibatches={samples} or less"
+        )
+
+
+def _check_learning_rates(config: Config) -> None:
+    if config.optimizer.lr_min > config.optimizer.lr:
+        raise ConfigError(
+            f"optimizer.lr_min={config.optimizer.lr_min:g} is above optimizer.lr={config.optimizer.lr:g}: "
+            "the schedule goes from lr down to lr_min; lower lr_min"
         )
 
 

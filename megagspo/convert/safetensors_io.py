@@ -108,7 +108,9 @@ def write_checkpoint(
     shard: dict[str, Tensor] = {}
     size = total = 0
     # A shard is on disk before the next is gathered. Names hold the number of shards: they come at the end.
+    dtype = None
     for name, tensor in tensors:
+        dtype = dtype or str(tensor.dtype).removeprefix("torch.")
         bytes_ = tensor.numel() * tensor.element_size()
         if shard and size + bytes_ > max_shard_bytes:
             names.append(_write_shard(partial, len(names), shard))
@@ -119,8 +121,18 @@ def write_checkpoint(
         total += bytes_
     names.append(_write_shard(partial, len(names), shard))
     _name_shards(partial, names, total)
+    _declare_dtype(partial / "config.json", dtype)
     fsync_tree(partial)
     replace_directory(partial, destination)
+
+
+def _declare_dtype(config: Path, dtype: str | None) -> None:
+    """Makes config.json name the number format the tensors really have: transformers casts to what it
+    says."""
+    settings = json.loads(config.read_text())
+    declared = {key: dtype for key in ("dtype", "torch_dtype") if settings.get(key, dtype) != dtype}
+    if declared:
+        config.write_text(json.dumps(settings | declared, indent=2) + "\n")
 
 
 def _write_shard(directory: Path, number: int, tensors: dict[str, Tensor]) -> list[str]:

@@ -12,8 +12,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from megagspo.errors import ConfigError
+
 _PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 5.0
+LAUNCHED = "MEGAGSPO_LAUNCHED"
+"""Set in the environment of ranks that this launcher started, which has said already what there was to
+say."""
 
 
 def run_ranks(arguments: Sequence[str], *, ranks: int, threads: int, logs: Path) -> int:
@@ -23,17 +28,24 @@ def run_ranks(arguments: Sequence[str], *, ranks: int, threads: int, logs: Path)
     Rank 0 writes to this terminal, the others to `logs/rank_001.log` and so on. Ranks die with this process,
     however it ends.
     """
-    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"run directory {logs.parent} cannot be written ({error.strerror}): "
+            "change run.dir or its permissions"
+        ) from error
     environment = {
         **os.environ,
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         "OMP_NUM_THREADS": str(threads),
+        LAUNCHED: "1",
     }
     processes = []
     for rank in range(ranks):
-        output = None if rank == 0 else (logs / f"rank_{rank:03d}.log").open("w")
+        output = None if rank == 0 else (logs / f"rank_{rank:03d}.log").open("a")
         processes.append(
             subprocess.Popen(
                 [sys.executable, "-m", "megagspo", *arguments],
@@ -59,6 +71,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], logs: Path) -> int:
         failed = [(rank, state) for rank, state in enumerate(states) if state]
         if failed:
             rank, state = failed[0]
+            if rank > 0 and state > 0 and _explained_by_first(processes[0]):
+                return state
             if rank > 0:
                 _explain(rank, state, logs / f"rank_{rank:03d}.log")
             elif state < 0:
@@ -67,6 +81,14 @@ def _wait(processes: list[subprocess.Popen[bytes]], logs: Path) -> int:
         if all(state == 0 for state in states):
             return 0
         time.sleep(0.05)
+
+
+def _explained_by_first(first: subprocess.Popen[bytes]) -> bool:
+    """Whether rank 0 fails of its own, as it does of a mistake that every rank sees: then it has said why."""
+    try:
+        return first.wait(timeout=_GRACE_SECONDS) > 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _explain(rank: int, state: int, log: Path) -> None:

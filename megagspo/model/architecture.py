@@ -48,9 +48,12 @@ def read_config(model_path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise MissingError(f"{file} does not exist: {model_path} is not a Hugging Face model directory")
     try:
-        return json.loads(file.read_text())
+        config = json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{file} holds a {type(config).__name__}, not the settings of a model")
+    return config
 
 
 def families() -> list[str]:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
+
 from megagspo.config import changes
 from megagspo.errors import ConfigError
 
@@ -25,9 +27,14 @@ class RunDirectory:
 
     def remember(self, config: str) -> list[str]:
         """Writes the resolved configuration; returns what changed since the run was last started."""
-        before = self.config.read_text() if self.config.is_file() else config
-        self.config.write_text(config)
-        return changes(before, config)
+        try:
+            changed = changes(self.config.read_text(), config)
+        except (OSError, yaml.YAMLError):  # none yet, or cut short by a crash
+            changed = []
+        partial = self.config.with_name("config.yaml.partial")
+        partial.write_text(config)
+        os.replace(partial, self.config)
+        return changed
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from megagspo.convert.safetensors_io import fsync_directory, fsync_tree, replace_directory
 from megagspo.errors import CheckpointError
 
@@ -64,9 +66,12 @@ class CheckpointDirectory:
             if self._first:
                 (partial / _STATE).write_text(json.dumps(state, indent=2) + "\n")
                 self._seal(partial, final)
-        except OSError as error:
+        except (OSError, RuntimeError, CheckpointException) as error:  # the last two wrap what the disk says
+            cause = [line for line in str(error).splitlines() if line.strip()][
+                -1
+            ]  # torch puts tracebacks before
             raise CheckpointError(
-                f"checkpoint {final} could not be written: {error}. Earlier checkpoints are untouched; "
+                f"checkpoint {final} could not be written: {cause}. Earlier checkpoints are untouched; "
                 "make room or change run.dir, then run the same command again"
             ) from error
         self._barrier()
@@ -75,11 +80,18 @@ class CheckpointDirectory:
         (partial / _MANIFEST).write_text(json.dumps(_sizes(partial), indent=2) + "\n")
         fsync_tree(partial)
         replace_directory(partial, final)
+        self._point_to(final.name)
+        self._forget()
+
+    def _point_to(self, name: str) -> None:
+        """Makes `latest` name a checkpoint."""
         pointer = self.root / "latest.partial"
-        pointer.write_text(final.name + "\n")
+        with pointer.open("w") as file:
+            file.write(name + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(pointer, self.root / "latest")
         fsync_directory(self.root)
-        self._forget()
 
     def _forget(self) -> None:
         """Removes what is older than the last `keep` whole checkpoints: a damaged one takes no place."""
@@ -95,6 +107,8 @@ class CheckpointDirectory:
             if fault := _fault(checkpoint.directory):
                 warn(f"{checkpoint.directory} is not whole ({fault}): going back to an older checkpoint")
             else:
+                if self._first:  # a crash may have come between the checkpoint's rename and the pointer's
+                    self._point_to(checkpoint.directory.name)
                 return checkpoint
         return None
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from megagspo.errors import CheckpointError, MissingError
@@ -132,6 +133,8 @@ def _load(directory: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     try:
         with _quiet():
             return dist_checkpointing.load(wanted, str(directory))
+    except CheckpointingException as error:
+        raise CheckpointError(f"{directory} does not fit the model: {str(error).splitlines()[0]}") from error
     except pickle.UnpicklingError as error:  # torch's weights_only refused common.pt
         raise CheckpointError(
             f"{directory}/common.pt holds more than tensors and plain values: not loaded. "
@@ -141,7 +144,7 @@ def _load(directory: Path, wanted: dict[str, Any]) -> dict[str, Any]:
 
 def weights_dtype(directory: Path) -> torch.dtype:
     """The number format of the weights in a checkpoint, from its metadata."""
-    embedding = _read_metadata(directory).state_dict_metadata["model.embedding.word_embeddings.weight"]
+    embedding = _read_metadata(directory).state_dict_metadata["embedding.word_embeddings.weight"]
     return embedding.properties.dtype
 
 

@@ -126,6 +126,11 @@ class ModelWeights:
         part, parts = self._part(name)
         parameter = self._local[name]
         if cut is not None:
+            if cut.vocabulary and whole.shape[0] != self.dimensions.vocabulary:
+                raise ModelError(
+                    f"{', '.join(item.hf)} has {whole.shape[0]} rows, config.json says vocab_size="
+                    f"{self.dimensions.vocabulary}: config.json and the weights do not belong together"
+                )
             if cut.vocabulary:
                 whole = pad_rows(whole, parameter.shape[0] * parts)
             whole = cut.split(whole, parts)[part]

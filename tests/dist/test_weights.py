@@ -238,7 +238,7 @@ def saved(ranks: RankPool, moe_dir: Path, tmp_path_factory: pytest.TempPathFacto
 ACROSS_LAYOUTS = 1e-5
 
 
-@pytest.mark.parametrize(("source", "target"), itertools.product(LAYOUTS, LAYOUTS))
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(LAYOUTS, LAYOUTS)))
 def test_checkpoint_of_any_layout_continues_in_any_other(
     ranks: RankPool, moe_dir: Path, saved: Callable[..., Saved], source: str, target: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -171,15 +172,51 @@ def test_a_mistake_that_only_ranks_can_see_is_said_once(
     assert "data.prompt_length_max" in result.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_a_full_disk_while_saving_exits_1_and_keeps_what_was_saved(
+@pytest.mark.parametrize(
+    "words", [(), ("trian",), ("train",), ("train", "--fast", "x"), ("convert",), ("convert", "verify", "a")]
+)
+def test_a_usage_error_of_the_command_line_is_no_traceback(megagspo: Command, words: tuple[str, ...]) -> None:
+    result = megagspo(*words, check=False)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stdout + result.stderr
+    assert "Usage:" in result.stdout + result.stderr
+
+
+def test_weights_that_do_not_fit_the_config_are_refused(
     megagspo: Command, tiny_moe_dir: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_moe_dir, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 600}))
+    result = megagspo("convert", "hf-to-megatron", model, tmp_path / "megatron", check=False)
+    assert result.returncode == 2
+    assert "vocab_size=600" in result.stderr
+    assert not (tmp_path / "megatron").exists()
+
+
+def test_a_float32_export_says_so_although_its_source_declared_bfloat16(
+    megagspo: Command, tiny_moe_dir: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_moe_dir, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    megagspo("convert", "hf-to-megatron", model, tmp_path / "megatron")
+    megagspo("convert", "megatron-to-hf", tmp_path / "megatron", tmp_path / "hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text()) == config | {"dtype": "float32"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+@pytest.mark.parametrize("experts", [1, 2], ids=["1 rank", "2 ranks"])
+def test_a_full_disk_while_saving_exits_1_and_keeps_what_was_saved(
+    megagspo: Command, tiny_moe_dir: Path, tmp_path: Path, experts: int
 ) -> None:
     base = (
         "train",
         "configs/tiny_moe_cpu.yaml",
         f"model.path={tiny_moe_dir}",
-        "parallel.expert=1",
+        f"parallel.expert={experts}",
         "rollout.prompts=2",
         "rollout.responses=2",
         "checkpoint.every=1",

@@ -119,7 +119,7 @@ def test_pass_at_k_is_the_chance_that_k_of_n_contain_a_right_one() -> None:
     """n = 4, c = 1: by hand 1/4, 1/2, 1 for k = 1, 2, 4; the group without any right one halves them."""
     samples = [sample(i, "a", float(i == 0)) for i in range(4)] + [sample(i, "b", 0.0) for i in range(4, 8)]
     for k, expected in ((1, 0.125), (2, 0.25), (4, 0.5)):
-        assert pass_at(k, samples, full_reward=1.0) == pytest.approx(expected)
+        assert pass_at(k, samples, solved=1.0) == pytest.approx(expected)
 
 
 def test_group_rewards_of_two_samples_are_symmetric() -> None:
