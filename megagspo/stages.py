@@ -36,7 +36,7 @@ def respond(parts: Respondent, prompts: Sequence[Prompt], *, responses: int, ste
     """Consumes prompts, produces `responses` scored samples of each, in their order, on every rank.
 
     Each rank answers its share, whole groups so that a prompt is read once. A sample depends on (run seed,
-    step, prompt, index) alone, not on the share.
+    step, prompt, index) alone, whatever the share, up to rounding of logits in another batch.
     """
     requests = build_requests(
         prompts, responses=responses, sampling=parts.sampling, run_seed=parts.seed, step=step

@@ -14,7 +14,7 @@ class _Source(Section):
     name: Text | None = None
     """What the source is called in prompt ids; null: the task or the file's stem."""
     template: Literal["none", "chat"] = "none"
-    """none: the text is used as it is; chat: the tokenizer's chat template is put around it."""
+    """none: the text and a line break; chat: the tokenizer's chat template is put around it."""
 
 
 class ReasoningGymSource(_Source):

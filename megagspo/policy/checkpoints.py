@@ -1,7 +1,7 @@
 """A run's checkpoints on disk: written whole or not at all, found again after any crash.
 
-    checkpoints/step_000010/        weights, optimizer, counters (Megatron), state.json (the loop's),
-    manifest.json checkpoints/latest              the name of the newest, updated last
+    checkpoints/step_000010/        weights, optimizer, counters (Megatron); state.json; manifest.json
+    checkpoints/latest              the name of the newest, updated last
     checkpoints/step_000020.partial being written, or left by a crash; never loaded, replaced by the next save
 
 `manifest.json` lists every file with its size. It is written last before the rename, so a directory that was

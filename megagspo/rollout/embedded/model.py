@@ -149,7 +149,7 @@ def _full_attention_layers(config: Any) -> int:
     if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
         raise ModelError(
             f"the embedded engine runs full attention only; this {config.model_type} has {sorted(kinds)}, "
-            f"sliding window {getattr(config, 'sliding_window', None)}: use the sglang engine"
+            f"sliding window {getattr(config, 'sliding_window', None)}, which this engine does not compute"
         )
     return config.num_hidden_layers
 
