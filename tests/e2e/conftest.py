@@ -39,7 +39,7 @@ def megagspo() -> Callable[..., subprocess.CompletedProcess[str]]:
 def warm_model(
     megagspo: Callable[..., object], tiny_moe_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A Hugging Face directory after a short warm-up: it answers with digits, and now and then rightly."""
+    """A Hugging Face directory after a short warm-up: it answers with digits, and sometimes rightly."""
     from tools.make_demonstrations import make_demonstrations
 
     runs = tmp_path_factory.mktemp("warm")
@@ -51,7 +51,7 @@ def warm_model(
         f"run.dir={runs}",
         f"model.path={tiny_moe_dir}",
         f"data.train.0.jsonl={demonstrations}",
-        "trainer.steps=40",
+        "trainer.steps=200",
         "parallel.expert=1",
         "checkpoint.every=0",
     )
