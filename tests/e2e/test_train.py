@@ -20,11 +20,14 @@ from tests.e2e.conftest import ROOT
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
-# Small enough for seconds, large enough that each rank has several micro-batches of unequal rows.
+# Small enough for seconds, large enough that each rank has several micro-batches of unequal rows and that
+# every step has groups that are not constant: a run without gradients would compare nothing. So few samples
+# want a lower learning rate than the recipe's.
 SMALL = (
     "rollout.prompts=8",
-    "rollout.responses=4",
+    "rollout.responses=16",
     "trainer.tokens_per_microbatch=128",
+    "optimizer.lr=1e-4",
     "checkpoint.every=2",
     "data.eval.0.size=20",
 )
@@ -118,7 +121,9 @@ def test_metrics_have_the_names_of_the_parts_that_exist(whole: Path) -> None:
 
 def test_the_version_rises_by_one_a_step_and_the_engine_agrees_with_the_trainer(whole: Path) -> None:
     assert [record["policy/version"] for record in records(whole)] == [1, 2, 3, 4, 5]
-    assert records(whole)[0]["policy/grad_norm"] > 0.1, "a run whose groups are all constant compares nothing"
+    assert all(record["policy/grad_norm"] > 0.1 for record in records(whole)), (
+        "a comparison without gradients"
+    )
     assert all(record["mismatch/logprob_abs_mean"] < 1e-4 for record in records(whole))
     for step in (1, 5):
         samples = read_samples(step_file(whole / "rollouts", step))
