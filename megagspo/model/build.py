@@ -120,7 +120,8 @@ def _mark_experts(model: torch.nn.Module) -> None:
 
     Megatron 0.16 marks them so only where expert parallelism is above 1. With TP = 2, EP = 1 and
     expert-tensor parallel 1 each tensor-parallel rank holds every expert whole but has seen half of the
-    tokens, and the gradients would stay apart in silence.
+    tokens, and the gradients would stay apart in silence. 0.19 marks them there as well; where it does not,
+    the two groups of ranks are the same.
     """
     for name, parameter in model.named_parameters():
         if ".experts." in name:

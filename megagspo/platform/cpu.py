@@ -17,7 +17,7 @@ Replaced for the life of the process (`install`):
 | `megatron.core.jit.jit_fuser` | is `torch.compile`, which would run a compiler in the first step; the identity |
 | `torch.Tensor.{cuda, record_stream}`, `torch.nn.Module.cuda` | already where they have to be |
 | `megatron...moe_utils.maybe_move_tensor_to_cpu` (and in `token_dispatcher`) | returns CPU tensors unchanged although its caller needs numpy split sizes |
-| `megatron...moe_utils.te_general_gemm` | undefined in 0.16.1 without TransformerEngine; None selects the torch path |
+| `megatron...moe_utils.te_general_gemm` | undefined in 0.16 without TransformerEngine; None, as in 0.19, selects the torch path |
 | `megatron...filesystem_async._results_queue` | Megatron starts a manager process for it, which takes two seconds and outlives a killed rank; saves are synchronous here, so an ordinary queue does |
 | `megatron...mappings.{_gather_along_first_dim, _reduce_scatter_along_first_dim}` | gloo wants equal sizes: uneven token counts of expert tensor parallel are padded |
 

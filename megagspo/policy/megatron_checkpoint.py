@@ -1,12 +1,13 @@
 """A policy's state as a Megatron distributed checkpoint: files that any layout can load.
 
 Megatron's files are not free of pickle. Before a checkpoint is loaded, its `.metadata` is read by an
-unpickler that knows only the classes a checkpoint needs, and torch loads `common.pt` with `weights_only`;
-what they refuse is named.
+unpickler that knows only the classes a checkpoint needs, and torch loads all else with `weights_only`; what
+they refuse is named.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from torch.distributed.checkpoint.api import CheckpointException
 
 from megagspo.errors import CheckpointError, MissingError
 from megagspo.policy import optimizer_state
@@ -25,6 +28,9 @@ from megagspo.policy import optimizer_state
 # Optimizer state in the shape of the parameters, whatever the data-parallel size: what lets another layout
 # load it.
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+
+_COMMON = "common.pt"
+"""Megatron's file of plain values."""
 
 # Names, not modules: pickle would look up `os.system` in any module that imports os.
 _CLASSES = {
@@ -102,13 +108,12 @@ def _quiet() -> Iterator[None]:
 
 def save_state(directory: Path, model: Any, optimizer: Any, counters: dict[str, int]) -> None:
     """Writes weights, optimizer state and counters. Called by all ranks; the directory is there and empty."""
-    with _quiet():
-        dist_checkpointing.save(_sharded_state(model, optimizer, counters, loading=False), str(directory))
+    _save(directory, _sharded_state(model, optimizer, loading=False), {"counters": counters})
 
 
 def load_state(directory: Path, model: Any, optimizer: Any) -> dict[str, int]:
     """Sets weights and optimizer state from a checkpoint written in any layout; returns the counters."""
-    state = _load(directory, _sharded_state(model, optimizer, {}, loading=True))
+    state = _load(directory, _sharded_state(model, optimizer, loading=True))
     with _quiet():
         _set_model(model, state["model"])
         counters = {name: int(value) for name, value in state["counters"].items()}
@@ -118,8 +123,7 @@ def load_state(directory: Path, model: Any, optimizer: Any) -> dict[str, int]:
 
 def save_weights(directory: Path, model: Any) -> None:
     """Writes the weights alone: what `convert hf-to-megatron` makes."""
-    with _quiet():
-        dist_checkpointing.save({"model": _model_state(model)}, str(directory))
+    _save(directory, {"model": _model_state(model)}, {})
 
 
 def load_weights(directory: Path, model: Any) -> None:
@@ -127,19 +131,57 @@ def load_weights(directory: Path, model: Any) -> None:
     _set_model(model, _load(directory, {"model": _model_state(model)})["model"])
 
 
+def _save(directory: Path, sharded: dict[str, Any], plain: dict[str, Any]) -> None:
+    """Writes sharded tensors and plain values where every Megatron version finds them.
+
+    0.16 keeps plain values in common.pt and looks nowhere else. 0.19 keeps them among the sharded tensors,
+    and looks there when there is no common.pt.
+    """
+    with _quiet():
+        dist_checkpointing.save({**sharded, **plain}, str(directory))
+    common = directory / _COMMON
+    if dist.get_rank() == 0 and not common.exists():
+        torch.save(plain, common)
+
+
 def _load(directory: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """What is wanted, from a checkpoint found safe. Raises CheckpointError for one that is not."""
     check_safe(directory)
     try:
-        with _quiet():
+        with _quiet(), _weights_only():
             return dist_checkpointing.load(wanted, str(directory))
     except CheckpointingException as error:
         raise CheckpointError(f"{directory} does not fit the model: {str(error).splitlines()[0]}") from error
-    except pickle.UnpicklingError as error:  # torch's weights_only refused common.pt
+    except (pickle.UnpicklingError, CheckpointException) as error:
+        if (refused := _refusal(error)) is None:
+            raise
         raise CheckpointError(
-            f"{directory}/common.pt holds more than tensors and plain values: not loaded. "
-            f"Use a checkpoint from a source you trust. ({str(error).splitlines()[0]})"
+            f"{directory} holds more than tensors and plain values: not loaded. "
+            f"Use a checkpoint from a source you trust. ({str(refused).splitlines()[0]})"
         ) from error
+
+
+@contextmanager
+def _weights_only() -> Iterator[None]:
+    """Has torch read tensors and plain values alone. Its own loader asks for everything where a checkpoint
+    holds an object among its tensors, as those of Megatron 0.19 do."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _refusal(error: BaseException) -> pickle.UnpicklingError | None:
+    """What torch's weights_only said, itself or from within the error that its checkpointing wraps around."""
+    inside = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else []
+    refusals = (cause for cause in (error, *inside) if isinstance(cause, pickle.UnpicklingError))
+    return next(refusals, None)
 
 
 def weights_dtype(directory: Path) -> torch.dtype:
@@ -161,10 +203,9 @@ def _set_model(model: Any, state: dict[str, Any]) -> None:
     assert [*missing, *unexpected] == [], f"missing {missing}, unexpected {unexpected}"
 
 
-def _sharded_state(model: Any, optimizer: Any, counters: dict[str, int], *, loading: bool) -> dict[str, Any]:
+def _sharded_state(model: Any, optimizer: Any, *, loading: bool) -> dict[str, Any]:
     sharded = _model_state(model)
     return {
         "model": sharded,
         "optimizer": optimizer_state.sharded_state(optimizer, sharded, dict(_METADATA), loading=loading),
-        "counters": counters,
     }

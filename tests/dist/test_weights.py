@@ -360,6 +360,16 @@ class MakesDirectory:
         return os.mkdir, (str(self.directory),)
 
 
+def save_malicious(layout: Any, platform: Any, model: Path, directory: Path, made: Path) -> None:
+    """A checkpoint's weights, and code wherever this Megatron version itself keeps what is no tensor."""
+    from megatron.core import dist_checkpointing
+
+    from megagspo.policy.megatron_checkpoint import _model_state
+
+    weights = _model_state(make_policy(layout, platform, model)._bare)
+    dist_checkpointing.save({"model": weights, "counters": MakesDirectory(made)}, str(directory))
+
+
 @pytest.mark.parametrize("file", [".metadata", "common.pt"])
 def test_files_that_would_run_code_are_refused(
     ranks: RankPool, moe_dir: Path, saved: Callable[..., Saved], tmp_path: Path, file: str
@@ -376,10 +386,26 @@ def test_files_that_would_run_code_are_refused(
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_checkpoint_holds_tensors_only(saved: Callable[..., Saved]) -> None:
-    """No pickled objects beside them (`_extra_state`), which torch would read without any check."""
+def test_plain_values_that_would_run_code_are_refused_wherever_megatron_keeps_them(
+    ranks: RankPool, moe_dir: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    ranks.run(save_malicious, moe_dir, checkpoint, tmp_path / "executed")
+    with pytest.raises(RankFailure, match="more than tensors and plain values"):
+        ranks.run(weights_from_checkpoint, moe_dir, checkpoint)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_checkpoint_holds_tensors_and_plain_values_only(saved: Callable[..., Saved]) -> None:
+    """No pickled objects of the model's (`_extra_state`). `common_state` is Megatron 0.19's place for what
+    every version finds in common.pt."""
     from megagspo.policy.megatron_checkpoint import _read_metadata
 
-    entries = _read_metadata(saved("tp2")[0]).state_dict_metadata
+    directory = saved("tp2")[0]
+    entries = _read_metadata(directory).state_dict_metadata
     assert entries
-    assert {type(entry).__name__ for entry in entries.values()} == {"TensorStorageMetadata"}
+    objects = {name for name, entry in entries.items() if type(entry).__name__ != "TensorStorageMetadata"}
+    assert all(name.startswith("common_state/") for name in objects)
+    plain = torch.load(directory / "common.pt", weights_only=True)
+    assert plain == {"counters": {"version": 7, "updates": 2}}

@@ -20,6 +20,7 @@ MEGATRON = [
     "megatron.core.tensor_parallel.random._set_cuda_rng_state",
     "megatron.core.transformer.moe.moe_utils.maybe_move_tensor_to_cpu",
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu",
+    "megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue",
     "megatron.core.tensor_parallel.mappings._gather_along_first_dim",
     "megatron.core.tensor_parallel.mappings._reduce_scatter_along_first_dim",
 ]
@@ -45,12 +46,13 @@ def find(path):
         except ImportError:
             continue
         for name in parts[cut:]:
-            thing = getattr(thing, name, None)
+            thing = getattr(thing, name, MOVED)
         return thing
 
+MOVED = object()
 found = {path: find(path) for path in sys.argv[1:]}
 parameters = lambda thing: list(inspect.signature(thing).parameters) if inspect.isfunction(thing) else []
-print(json.dumps({path: parameters(thing) for path, thing in found.items() if thing is not None}))
+print(json.dumps({path: parameters(thing) for path, thing in found.items() if thing is not MOVED}))
 """
 
 
