@@ -47,7 +47,12 @@ def main() -> None:
 
     _part("4. The exported model on held-out problems")
     after = _evaluate(trained, seed, scores=trained / "held_out.json")
+    # What the run started from: the report shows it beside what came of it.
+    shutil.copyfile(ROOT / warm / "held_out.json", ROOT / trained / "held_out_before.json")
     _show_answers(trained / "hf")
+
+    _part("5. A page about the run")
+    _megagspo("report", trained)
 
     minutes = (time.perf_counter() - began) / 60
     _summary(trained / "metrics.jsonl", minutes)
