@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor
 
 from megagspo.config import Config, Layout, dump_config
 from megagspo.convert.safetensors_io import write_checkpoint
-from megagspo.data import PromptSet, PromptStream, load_prompts
-from megagspo.errors import ConfigError, ModelError
-from megagspo.model.architecture import Architecture, read_architecture
+from megagspo.data import PromptSet, PromptStream
+from megagspo.errors import writing
+from megagspo.inputs import Inputs
 from megagspo.observe.metrics import MetricsLog
 from megagspo.observe.progress import ProgressDisplay, step_line
 from megagspo.observe.run_directory import RunDirectory
@@ -26,7 +25,7 @@ from megagspo.platform.distributed import process_groups
 from megagspo.platform.world import ALONE, World, launched_world
 from megagspo.reward.scoring import Scorer
 from megagspo.rollout.embedded.engine import EmbeddedEngine
-from megagspo.rollout.store import read_samples, step_file, write_samples
+from megagspo.rollout.store import check_finite, read_samples, step_file, write_samples
 from megagspo.sync.in_process import PushReport, push
 from megagspo.sync.probe import Probe
 from megagspo.types import Engine, Sample, SamplingParams, TrainSequence
@@ -34,6 +33,10 @@ from megagspo.types import Engine, Sample, SamplingParams, TrainSequence
 if TYPE_CHECKING:  # importing Megatron before the platform is picked would bypass platform/cpu.py
     from megagspo.policy.checkpoints import CheckpointDirectory
     from megagspo.policy.policy import MegatronPolicy
+
+
+Command = Literal["train", "sft"]
+"""The commands that make a run; one does not go on with what the other began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +55,11 @@ class Run:
     """The parts of a run on this rank, and the step it has reached."""
 
     config: Config
-    layout: Layout
+    command: Command
     world: World
     directory: RunDirectory
-    prompts: PromptSet
+    inputs: Inputs
     stream: PromptStream
-    tokenizer: Any
     policy: MegatronPolicy
     checkpoints: CheckpointDirectory
     metrics: MetricsLog | None  # on the first rank
@@ -76,11 +78,12 @@ class Run:
         return read_samples(step_file(replay, step)) if replay else None
 
     def keep_rollouts(self, samples: Sequence[Sample]) -> None:
-        """Files what the step learned from, to be read and to be replayed."""
+        """Files what the step learns from, to be read and to be replayed. Raises NumericsError when it is not
+        finite: the file then shows it."""
+        file = step_file(self.directory.rollouts, self.step)
         if self.world.is_first:
-            write_samples(
-                step_file(self.directory.rollouts, self.step), samples, self.step, self.policy.version
-            )
+            write_samples(file, samples, self.step, self.policy.version)
+        check_finite(samples, file=file)
 
     def record(self, metrics: dict[str, float]) -> None:
         """Files the step's metrics and shows its line."""
@@ -94,14 +97,15 @@ class Run:
         every, last = self.config.checkpoint.every, self.step == self.config.trainer.steps
         if last or (every and self.step % every == 0):
             self.progress.stage("saving")
-            state = {"step": self.step, "prompts": self.stream.state_dict()}
+            state = {"step": self.step, "command": self.command, "prompts": self.stream.state_dict()}
             self.checkpoints.save(self.step, self.policy.save, state)
 
     def export_when_asked(self) -> None:
         """The Hugging Face directory of the final weights, `runs/NAME/hf`."""
         if self.config.checkpoint.save_hf:
             self.progress.stage("exporting")
-            export(self.policy, self.directory.hf, like=Path(self.config.model.path))
+            with writing(self.directory.hf):
+                export(self.policy, self.directory.hf, like=Path(self.config.model.path))
             self.progress.line(f"exported {self.directory.hf}")
 
 
@@ -147,27 +151,28 @@ class WeightPush:
 
 
 @contextmanager
-def assemble(config: Config, *, updates_per_step: int) -> Iterator[Run]:
+def assemble(config: Config, inputs: Inputs, *, command: Command, updates_per_step: int) -> Iterator[Run]:
     """All parts of a run, at the step it has reached: a run that has a checkpoint continues from the newest
-    whole one."""
+    whole one, if the same command made it."""
     world = launched_world() or ALONE
     layout = config.parallel.resolve(world.size)
-    platform = pick_platform(
-        config.platform.device, local_rank=world.local_rank, threads=config.platform.threads_per_rank
-    )
     directory = RunDirectory(config.run_dir)
     with ExitStack() as stack:
         if world.is_first:
             stack.enter_context(directory.locked())
-        tokenizer = load_tokenizer(config.model.path)
-        prompts = load_prompts(config.data, tokenizer)
-        check_lengths(config, read_architecture(config.model.path), prompts)
+        platform = pick_platform(
+            config.platform.device, local_rank=world.local_rank, threads=config.platform.threads_per_rank
+        )
         stack.enter_context(process_groups(layout, platform, world, seed=config.run.seed))
-        policy, checkpoints, state = _policy_at_its_step(
+        policy, checkpoints = _policy_and_checkpoints(
             config, layout, platform, world, directory, updates_per_step
         )
-        stream = PromptStream(prompts.train, seed=config.run.seed)
-        step = state["step"] if state else 0
+        newest, state = _newest(checkpoints, world)
+        directory.refuse_other_command(command, state)
+        if newest:
+            policy.load(newest)
+        step = state.get("step", 0)
+        stream = PromptStream(inputs.prompts.train, seed=config.run.seed)
         if state:
             stream.load_state_dict(state["prompts"])
         metrics = None
@@ -179,18 +184,17 @@ def assemble(config: Config, *, updates_per_step: int) -> Iterator[Run]:
                 title=config.run.name, total=config.trainer.steps, done=step, visible=world.is_first
             )
         )
-        progress.line(_opening(config, layout, platform, prompts, step))
+        progress.line(_opening(config, layout, platform, inputs.prompts, step))
         changed = directory.remember(dump_config(config)) if world.is_first else []
         for change in changed if step else ():
             progress.line(f"warning: since this run was last started, {change}")
         yield Run(
             config=config,
-            layout=layout,
+            command=command,
             world=world,
             directory=directory,
-            prompts=prompts,
+            inputs=inputs,
             stream=stream,
-            tokenizer=tokenizer,
             policy=policy,
             checkpoints=checkpoints,
             metrics=metrics,
@@ -200,12 +204,12 @@ def assemble(config: Config, *, updates_per_step: int) -> Iterator[Run]:
 
 
 @contextmanager
-def respondent(config: Config, tokenizer: Any, engine: Engine) -> Iterator[Respondent]:
+def respondent(config: Config, inputs: Inputs, engine: Engine) -> Iterator[Respondent]:
     """An engine with what it needs to answer as the configuration says."""
     with Scorer(config.reward) as scorer:
         yield Respondent(
             engine=engine,
-            tokenizer=tokenizer,
+            tokenizer=inputs.tokenizer,
             scorer=scorer,
             seed=config.run.seed,
             sampling=SamplingParams(
@@ -213,7 +217,7 @@ def respondent(config: Config, tokenizer: Any, engine: Engine) -> Iterator[Respo
                 temperature=config.rollout.temperature,
                 top_p=config.rollout.top_p,
                 top_k=config.rollout.top_k,
-                stop_token_ids=config.rollout.stop_ids or stop_token_ids(config.model.path, tokenizer),
+                stop_token_ids=inputs.stop_token_ids,
             ),
         )
 
@@ -233,65 +237,14 @@ def export(policy: MegatronPolicy, destination: Path, *, like: Path) -> None:
     dist.barrier()
 
 
-def load_tokenizer(model_path: str) -> Any:
-    """The tokenizer of a Hugging Face directory. Raises ModelError when it does not fit the model's
-    vocabulary."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{model_path} holds no tokenizer that transformers can load: {error}") from error
-    vocab_size = read_architecture(model_path).vocab_size
-    if len(tokenizer) > vocab_size:
-        raise ModelError(
-            f"{model_path}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {vocab_size}: "
-            "they do not belong together"
-        )
-    return tokenizer
-
-
-def stop_token_ids(model_path: str, tokenizer: Any) -> tuple[int, ...]:
-    """The ids that end a response: those of generation_config.json (it may list several), else the
-    tokenizer's own."""
-    file = Path(model_path) / "generation_config.json"
-    try:
-        ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-    except (json.JSONDecodeError, AttributeError) as error:
-        raise ModelError(f"{file} is not a JSON object: {error}") from error
-    ids = tokenizer.eos_token_id if ids is None else ids
-    if ids is None:
-        raise ConfigError(f"{model_path} names no end-of-sequence token: give rollout.stop_ids")
-    return tuple(ids) if isinstance(ids, list) else (ids,)
-
-
-def check_lengths(config: Config, architecture: Architecture, prompts: PromptSet) -> None:
-    """Raises ConfigError when the longest prompt and response together pass what the model or a micro-batch
-    holds."""
-    longest = max((*prompts.train, *prompts.held_out), key=lambda prompt: len(prompt.token_ids))
-    total = len(longest.token_ids) + config.rollout.response_length_max
-    for limit, name in (
-        (architecture.max_positions, "the model's max_position_embeddings"),
-        (config.trainer.tokens_per_microbatch, "trainer.tokens_per_microbatch"),
-    ):
-        if total > limit:
-            raise ConfigError(
-                f"prompt {longest.id} has {len(longest.token_ids)} tokens, which with "
-                f"rollout.response_length_max={config.rollout.response_length_max} makes {total}, "
-                f"more than {name} ({limit}): "
-                "lower rollout.response_length_max or drop long prompts"
-            )
-
-
-def _policy_at_its_step(
+def _policy_and_checkpoints(
     config: Config,
     layout: Layout,
     platform: Platform,
     world: World,
     directory: RunDirectory,
     updates_per_step: int,
-) -> tuple[MegatronPolicy, CheckpointDirectory, dict[str, Any] | None]:
-    """The policy, continued from the newest whole checkpoint where there is one."""
+) -> tuple[MegatronPolicy, CheckpointDirectory]:
     from megagspo.policy.checkpoints import CheckpointDirectory
     from megagspo.policy.policy import MegatronPolicy
 
@@ -299,11 +252,22 @@ def _policy_at_its_step(
     checkpoints = CheckpointDirectory(
         directory.checkpoints, keep=config.checkpoint.keep, rank=world.rank, barrier=dist.barrier
     )
-    newest = checkpoints.newest(warn=lambda text: print(f"warning: {text}") if world.is_first else None)
-    if newest is None:
-        return policy, checkpoints, None
-    policy.load(newest.directory)
-    return policy, checkpoints, newest.state()
+    return policy, checkpoints
+
+
+def _newest(checkpoints: CheckpointDirectory, world: World) -> tuple[Path | None, dict[str, Any]]:
+    """The newest whole checkpoint and what the loop saved in it; None and nothing where there is none.
+
+    The first rank chooses for all: on a shared file system others may not see yet, or still see, what it
+    sees.
+    """
+    chosen: list[tuple[Path | None, dict[str, Any]]] = [(None, {})]
+    if world.is_first:
+        newest = checkpoints.newest(warn=lambda text: print(f"warning: {text}"))
+        if newest:
+            chosen = [(newest.directory, newest.state())]
+    dist.broadcast_object_list(chosen)
+    return chosen[0]
 
 
 def _opening(config: Config, layout: Layout, platform: Platform, prompts: PromptSet, step: int) -> str:
@@ -320,5 +284,5 @@ def _opening(config: Config, layout: Layout, platform: Platform, prompts: Prompt
     )
     where = f"continues after step {step}" if step else "starts"
     if step >= config.trainer.steps:
-        where = f"has made its {config.trainer.steps} steps (trainer.steps); nothing is left to do"
+        where = f"has made {step} of {config.trainer.steps} steps (trainer.steps); none is left to make"
     return f"{config.run_dir} {where} on {place}; {data}"

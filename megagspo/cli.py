@@ -7,16 +7,15 @@ are imported only by what needs them, so that a mistake is answered at once.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from megagspo.errors import MegagspoError, MissingError
+from megagspo.errors import MegagspoError, UserError, writing
 
 if TYPE_CHECKING:
     from megagspo.config import Config
@@ -43,8 +42,8 @@ Overrides = Annotated[
 def train(config: ConfigFile, overrides: Overrides = None) -> None:
     """Reinforcement learning. Starts its own ranks where the layout needs several; joins under torchrun or
     srun."""
-    loaded = _checked(config, overrides)
-    if not _started_ranks(loaded):
+    loaded = _run_config(config, overrides, command="train")
+    if loaded and not _started_ranks(loaded):
         from megagspo.loop import train
 
         train(loaded)
@@ -53,8 +52,8 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
 @app.command(epilog="Example: megagspo sft configs/tiny_moe_sft_cpu.yaml trainer.steps=100")
 def sft(config: ConfigFile, overrides: Overrides = None) -> None:
     """Supervised warm-up on the reference answers of data.train."""
-    loaded = _checked(config, overrides)
-    if not _started_ranks(loaded):
+    loaded = _run_config(config, overrides, command="sft")
+    if loaded and not _started_ranks(loaded):
         from megagspo.sft import sft
 
         sft(loaded)
@@ -63,34 +62,47 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
 @app.command("eval", epilog="Example: megagspo eval runs/tiny_moe eval.samples=4 --json scores.json")
 def evaluate(
     target: Annotated[
-        Path, typer.Argument(metavar="CONFIG|RUN_DIR", help="A YAML file, or the directory of a run.")
+        Path,
+        typer.Argument(
+            metavar="RUN_DIR|HF_DIR|CONFIG",
+            help="The directory of a run, a Hugging Face directory, or a YAML file.",
+        ),
     ],
     overrides: Overrides = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the scores to this file.")
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Says on what a directory's model is evaluated; by default its run."
+        ),
     ] = None,
-    show: Annotated[int, typer.Option(help="Show so many answers.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the scores to this file.")
+    ] = None,
+    show: Annotated[int, typer.Option(min=0, help="Show so many answers.")] = 0,
 ) -> None:
-    """avg@k and unbiased pass@k on the held-out prompts of data.eval, k = eval.samples.
+    """avg@k, unbiased pass@k and maj@k on the held-out prompts of data.eval, k = eval.samples.
 
-    Of a run, the exported model (RUN_DIR/hf) is scored; of a configuration, the model at model.path.
+    Of a run, the exported model (RUN_DIR/hf) is scored; a Hugging Face directory, with the configuration
+    of the run it is in (HF_DIR/../config.yaml) or that of --config; of a configuration, the model at
+    model.path. Runs in one process, whatever `parallel` says.
     """
-    loaded = _evaluated(target, overrides or [])
-    from megagspo.evaluate import evaluate
-    from megagspo.measure import full_reward
+    from megagspo.launcher.preflight import check_writable, evaluation_config
 
-    scores, samples = evaluate(loaded)
-    table = Table(title=f"{loaded.model.path}: {len({s.group for s in samples})} held-out prompts")
-    for name in scores:
-        table.add_column(name, justify="right")
-    table.add_row(*(f"{value:.3f}" for value in scores.values()))
+    loaded = evaluation_config(target, overrides or [], file=config)
+    if json_file:
+        check_writable(json_file)
+    from megagspo.evaluate import evaluate
+
+    found = evaluate(loaded)
     console = Console(highlight=False)
-    console.print(table)
-    for sample in samples[:show]:
-        mark = "right" if sample.reward >= full_reward(loaded.reward) else "wrong"
+    console.print(found.heading(), markup=False, soft_wrap=True)
+    console.print(found.table())
+    for sample in found.samples[:show]:
+        mark = "right" if sample.reward >= found.solved else "wrong"
         console.print(f"{sample.prompt.text.strip()}  ->  {sample.text.strip()}  ({mark})", markup=False)
     if json_file:
-        json_file.write_text(json.dumps({"model": loaded.model.path, **scores}, indent=2) + "\n")
+        with writing(json_file, elsewhere="name another file with --json", then="evaluate again"):
+            json_file.write_text(json.dumps(found.as_json(), indent=2, allow_nan=False) + "\n")
 
 
 @convert.command(
@@ -143,6 +155,21 @@ def verify(
     print(f"{a} and {b} are the same")
 
 
+@app.command(epilog="Example: megagspo report runs/demo --output demo.html")
+def report(
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, ended or not.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write it; RUN_DIR/report.html by default.")
+    ] = None,
+) -> None:
+    """One self-contained HTML page about a run: charts, answers, configuration."""
+    from megagspo.observe.report import write_report
+
+    print(f"wrote {write_report(directory, output=output)}")
+
+
 @app.command(epilog="Example: megagspo doctor")
 def doctor() -> None:
     """Versions, devices, what works on this machine, what is missing and how to get it."""
@@ -154,60 +181,36 @@ def doctor() -> None:
     Console(highlight=False).print(table)
 
 
-def _checked(file: Path, overrides: list[str] | None) -> Config:
-    """The configuration, with every check that needs neither torch nor Megatron; warnings are shown once."""
-    from megagspo.config import check_config, check_paths, load_config
-    from megagspo.launcher.local import LAUNCHED
-    from megagspo.model.architecture import check_divides, read_architecture
+def _run_config(
+    file: Path, overrides: list[str] | None, *, command: Literal["train", "sft"]
+) -> Config | None:
+    """The configuration of a run, checked; None, with a line that says why, where there is nothing to do."""
+    from megagspo.launcher.preflight import nothing_to_do, run_config
 
-    config = load_config(file, overrides or [])
-    warnings = check_config(config)
-    check_paths(config)
-    check_divides(read_architecture(config.model.path), config.parallel.resolve(_world_size()))
-    if os.environ.get("RANK", "0") == "0" and LAUNCHED not in os.environ:
-        for warning in warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+    config = run_config(file, overrides or [], command=command)
+    line = nothing_to_do(config)
+    if line:
+        print(line)
+        return None
     return config
-
-
-def _world_size() -> int | None:
-    from megagspo.platform.world import launched_world
-
-    world = launched_world()
-    return world.size if world else None
 
 
 def _started_ranks(config: Config) -> bool:
     """Starts the ranks of this very command where it was started alone and the layout needs several; exits
     with their status."""
     from megagspo.launcher.local import run_ranks
+    from megagspo.launcher.preflight import world_size
+    from megagspo.observe.run_directory import RunDirectory
 
-    ranks = config.parallel.resolve(_world_size()).world_size
-    if _world_size() is not None or ranks == 1:
+    ranks = config.parallel.resolve(world_size()).world_size
+    if world_size() is not None or ranks == 1:
         return False
-    logs = config.run_dir / "logs"
-    status = run_ranks(sys.argv[1:], ranks=ranks, threads=config.platform.threads_per_rank, logs=logs)
+    directory = RunDirectory(config.run_dir)
+    threads = config.platform.threads_per_rank
+    status = run_ranks(sys.argv[1:], ranks=ranks, threads=threads, directory=directory)
     if status:
         raise typer.Exit(status)
     return True
-
-
-def _evaluated(target: Path, overrides: list[str]) -> Config:
-    """The configuration to evaluate: a file's, or that of a run with its exported model."""
-    from megagspo.config import check_paths, load_config
-
-    if target.is_dir():
-        if not (target / "config.yaml").is_file():
-            raise MissingError(f"{target} is not the directory of a run: it has no config.yaml")
-        if not (target / "hf").is_dir():
-            raise MissingError(
-                f"{target}/hf does not exist: the run exports it at its end with checkpoint.save_hf=true"
-            )
-        overrides = [f"model.path={target / 'hf'}", *overrides]
-        target = target / "config.yaml"
-    config = load_config(target, overrides)
-    check_paths(config)
-    return config
 
 
 def main() -> None:
@@ -215,5 +218,9 @@ def main() -> None:
     try:
         app()
     except MegagspoError as error:
+        if isinstance(error, UserError):
+            from megagspo.launcher.local import yield_to_first_rank
+
+            yield_to_first_rank()
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)

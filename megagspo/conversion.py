@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import torch
 from megagspo.config.layout import ParallelConfig
 from megagspo.convert.registry import bound_rules
 from megagspo.convert.safetensors_io import HUGGING_FACE, HfCheckpoint, carry_files, write_checkpoint
-from megagspo.errors import ConfigError, MissingError
+from megagspo.errors import ConfigError, MissingError, writing
 from megagspo.model.architecture import read_architecture, read_config
 from megagspo.platform.device import pick_platform
 from megagspo.platform.distributed import process_groups
@@ -48,14 +48,17 @@ def hf_to_megatron(source: Path, destination: Path) -> None:
     checkpoint = HfCheckpoint(source)
     partial = destination.with_name(destination.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    with _writing(destination):
+        partial.mkdir(parents=True)
     with _live_model(source, checkpoint[next(iter(checkpoint))].dtype) as (model, weights):
+        from megagspo.policy.checkpoints import quiet_writers
         from megagspo.policy.megatron_checkpoint import save_weights
 
         weights.load(checkpoint)
-        save_weights(partial, model)
-    carry_files(source, partial / HUGGING_FACE)
-    partial.rename(destination)
+        with _writing(destination), quiet_writers():
+            save_weights(partial, model)
+            carry_files(source, partial / HUGGING_FACE)
+            partial.rename(destination)
 
 
 def megatron_to_hf(source: Path, destination: Path, *, like: Path | None = None) -> None:
@@ -64,6 +67,12 @@ def megatron_to_hf(source: Path, destination: Path, *, like: Path | None = None)
     like: where config and tokenizer come from, for checkpoints that do not carry them.
     """
     _refuse_existing(destination)
+    if not (source / ".metadata").is_file():
+        wrong = "has no file .metadata" if source.is_dir() else "is not there"
+        raise MissingError(
+            f"{source} is no Megatron checkpoint, it {wrong}: give one such as "
+            "runs/NAME/checkpoints/step_000010"
+        )
     hf = like or source / HUGGING_FACE
     if not hf.is_dir():
         raise MissingError(f"{source} carries no Hugging Face config: give the model's directory with --like")
@@ -73,7 +82,12 @@ def megatron_to_hf(source: Path, destination: Path, *, like: Path | None = None)
     check_safe(source)
     with _live_model(hf, weights_dtype(source)) as (model, weights):
         load_weights(source, model)
-        write_checkpoint(destination, weights.stream(_BUCKET_BYTES), like=hf)
+        with _writing(destination):
+            write_checkpoint(destination, weights.stream(_BUCKET_BYTES), like=hf)
+
+
+def _writing(destination: Path) -> AbstractContextManager[None]:
+    return writing(destination, elsewhere="give another DST", then="convert again")
 
 
 def _refuse_existing(destination: Path) -> None:

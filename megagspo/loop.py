@@ -13,6 +13,7 @@ from megagspo.algo.losses import objective_of
 from megagspo.assembly import WeightPush, assemble, empty_engine, respondent
 from megagspo.config import Config
 from megagspo.evaluate import held_out_metrics
+from megagspo.inputs import inputs_for_training
 from megagspo.measure import mismatch_metrics, ratio_metrics, reward_metrics, speed_metrics, update_metrics
 from megagspo.observe.progress import StepTimer
 from megagspo.stages import divide, experience, mini_batch, recompute_old_logprobs, respond, update
@@ -23,10 +24,11 @@ def train(config: Config) -> None:
     alike."""
     objective = objective_of(config.algorithm)
     temperature = config.rollout.temperature
-    with assemble(config, updates_per_step=config.trainer.minibatches) as run:
+    inputs = inputs_for_training(config)
+    with assemble(config, inputs, command="train", updates_per_step=config.trainer.minibatches) as run:
         policy, engine = run.policy, empty_engine(config, run.policy)
         push = WeightPush(policy, engine, seed=config.run.seed, warn=run.progress.line)
-        with respondent(config, run.tokenizer, engine) as answering:
+        with respondent(config, inputs, engine) as answering:
             push()  # the engine has weights, proven, before its first request
             for step in run.remaining_steps():
                 timer = StepTimer(run.progress)

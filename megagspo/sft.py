@@ -3,25 +3,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from megagspo.algo.losses.likelihood import likelihood
-from megagspo.assembly import assemble, stop_token_ids
+from megagspo.assembly import Run, WeightPush, assemble, empty_engine, respondent
 from megagspo.config import Config
+from megagspo.evaluate import held_out_metrics
+from megagspo.inputs import Inputs, answer_tokens, inputs_for_warm_up
 from megagspo.measure import speed_metrics, update_metrics
 from megagspo.observe.progress import StepTimer
-from megagspo.stages import answer_tokens, divide, supervised_batch, update
+from megagspo.stages import divide, supervised_batch, update
 
 
 def sft(config: Config) -> None:
     """Trains until `trainer.steps`, `sft.sequences` answers a step in `trainer.minibatches` updates."""
-    with assemble(config, updates_per_step=config.trainer.minibatches) as run:
-        answer_tokens(
-            run.prompts.train, run.tokenizer, 0
-        )  # a prompt without an answer is found before the first step
-        stop = stop_token_ids(config.model.path, run.tokenizer)[0]
+    inputs = inputs_for_warm_up(config)
+    with (
+        assemble(config, inputs, command="sft", updates_per_step=config.trainer.minibatches) as run,
+        _held_out(run, inputs) as held_out,
+    ):
         for step in run.remaining_steps():
             timer = StepTimer(run.progress)
             prompts = run.stream.take(config.sft.sequences)
-            answers = answer_tokens(prompts, run.tokenizer, stop)
+            answers = answer_tokens(prompts, inputs.tokenizer, inputs.stop_token_ids[0])
             with timer.stage("train"):
                 updates = [
                     update(
@@ -35,6 +40,26 @@ def sft(config: Config) -> None:
                     )
                 ]
                 run.policy.version = step
-            run.record(update_metrics(updates) | speed_metrics(timer, updates))
+            run.record(update_metrics(updates) | held_out() | speed_metrics(timer, updates))
             run.save_when_due()
         run.export_when_asked()
+
+
+@contextmanager
+def _held_out(run: Run, inputs: Inputs) -> Iterator[Callable[[], dict[str, float]]]:
+    """What `eval.every` asks for, at the steps it asks for; an engine is there only if it asks at all."""
+    config = run.config
+    if not config.eval.every:
+        yield dict
+        return
+    engine = empty_engine(config, run.policy)
+    push = WeightPush(run.policy, engine, seed=config.run.seed, warn=run.progress.line)
+
+    def measured() -> dict[str, float]:
+        if run.step % config.eval.every:
+            return {}
+        push()
+        return held_out_metrics(run, answering)
+
+    with respondent(config, inputs, engine) as answering:
+        yield measured

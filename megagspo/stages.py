@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -32,11 +32,19 @@ if TYPE_CHECKING:
 # --- rollouts and rewards -----------------------------------------------------------------------------------
 
 
-def respond(parts: Respondent, prompts: Sequence[Prompt], *, responses: int, step: int) -> list[Sample]:
+def respond(
+    parts: Respondent,
+    prompts: Sequence[Prompt],
+    *,
+    responses: int,
+    step: int,
+    progress: Callable[[int], None] | None = None,
+) -> list[Sample]:
     """Consumes prompts, produces `responses` scored samples of each, in their order, on every rank.
 
     Each rank answers its share, whole groups so that a prompt is read once. A sample depends on (run seed,
-    step, prompt, index) alone, whatever the share, up to rounding of logits in another batch.
+    step, prompt, index) alone, whatever the share, up to rounding of logits in another batch. progress is
+    told how many of this rank's responses ended since it was last told.
     """
     requests = build_requests(
         prompts, responses=responses, sampling=parts.sampling, run_seed=parts.seed, step=step
@@ -47,7 +55,8 @@ def respond(parts: Respondent, prompts: Sequence[Prompt], *, responses: int, ste
         for position, prompt in enumerate(prompts)
         if position % ranks == rank
     ]
-    completions = iter(parts.engine.generate([request for _, _, group in mine for request in group]))
+    asked = [request for _, _, group in mine for request in group]
+    completions = iter(parts.engine.generate(asked, progress))
     answered = [(position, prompt, [next(completions) for _ in group]) for position, prompt, group in mine]
     return _in_order(_score(parts, answered, step))
 
@@ -184,18 +193,6 @@ def supervised_batch(prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...
         advantages=[1.0] * len(sequences),
         token_weights=AGGREGATIONS["token_mean"]([sequence.response_length for sequence in sequences]),
     )
-
-
-def answer_tokens(prompts: Sequence[Prompt], tokenizer: Any, stop: int) -> list[tuple[int, ...]]:
-    """The reference answers as token ids, each ended by the stop token."""
-    unanswered = [prompt.id for prompt in prompts if prompt.answer is None]
-    if unanswered:
-        raise DataError(
-            f"prompt {unanswered[0]} has no reference answer to learn from: "
-            "leave its source out of data.train"
-        )
-    encoded = tokenizer([prompt.answer for prompt in prompts], add_special_tokens=False)["input_ids"]
-    return [(*ids, stop) for ids in encoded]
 
 
 # --- updates ------------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from megagspo.config.schema import Config, JsonlSource
+from megagspo.config.schema import Config, JsonlSource, Source
 from megagspo.errors import ConfigError, MissingError
 
 # A sequence ratio is a geometric mean over tokens and stays far closer to 1 than a token ratio.
@@ -22,31 +23,52 @@ def check_config(config: Config) -> list[str]:
     return _gspo_clip_warnings(config)
 
 
-def check_paths(config: Config) -> None:
-    """Raises MissingError for a file or directory that the configuration names and that is not there."""
+def check_paths(config: Config, *, training: bool = True) -> None:
+    """Raises MissingError for a file or directory that the configuration names and that is not there.
+
+    training: false leaves out what only training reads.
+    """
     model = Path(config.model.path)
     if not model.is_dir():
         raise MissingError(
             f"model.path: there is no directory {model}: give a Hugging Face model directory, or make a tiny "
             "model with `make demo` or tools/make_tiny_moe.py"
         )
-    if config.model.checkpoint is not None and not Path(config.model.checkpoint).is_dir():
+    if not (model / "config.json").is_file():
         raise MissingError(
-            f"model.checkpoint: there is no directory {config.model.checkpoint}: give a Megatron checkpoint, "
-            "or remove the key to start from the weights in model.path"
+            f"model.path: {model} is no Hugging Face model directory, it has no config.json: give one, such "
+            "as the hf/ of a run"
         )
-    if config.rollout.replay is not None and not Path(config.rollout.replay).is_dir():
+    if training:
+        _check_training_paths(config)
+        _check_sources("train", config.data.train)
+    _check_sources("eval", config.data.eval)
+
+
+def _check_training_paths(config: Config) -> None:
+    checkpoint, replay = config.model.checkpoint, config.rollout.replay
+    if checkpoint is not None and not (Path(checkpoint) / ".metadata").is_file():
+        wrong = f"there is no directory {checkpoint}"
+        if Path(checkpoint).is_dir():
+            wrong = f"{checkpoint} is no Megatron checkpoint, it has no file .metadata"
         raise MissingError(
-            f"rollout.replay: there is no directory {config.rollout.replay}: give the rollouts/ of a run, "
+            f"model.checkpoint: {wrong}: give one such as runs/NAME/checkpoints/step_000010, or remove the "
+            "key to start from the weights in model.path"
+        )
+    if replay is not None and not Path(replay).is_dir():
+        raise MissingError(
+            f"rollout.replay: there is no directory {replay}: give the rollouts/ of a run, "
             "or remove the key to make new rollouts"
         )
-    for key, sources in (("train", config.data.train), ("eval", config.data.eval)):
-        for position, source in enumerate(sources):
-            if isinstance(source, JsonlSource) and not Path(source.jsonl).is_file():
-                raise MissingError(
-                    f"data.{key}.{position}.jsonl: there is no file {source.jsonl}: "
-                    "give a file with one JSON object a line"
-                )
+
+
+def _check_sources(key: str, sources: Sequence[Source]) -> None:
+    for position, source in enumerate(sources):
+        if isinstance(source, JsonlSource) and not Path(source.jsonl).is_file():
+            raise MissingError(
+                f"data.{key}.{position}.jsonl: there is no file {source.jsonl}: "
+                "give a file with one JSON object a line"
+            )
 
 
 def _check_aggregation(config: Config) -> None:

@@ -59,13 +59,9 @@ def parse(text: str, *, where: str) -> Document:
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(
-            f"{where}{line}: this is not valid YAML: {error.problem or error.context}"
-        ) from error
+        raise ConfigError(_sentence(error, where)) from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{where}: this is not valid YAML: {error}") from error
+        raise ConfigError(f"{where}: this is not valid YAML: {error}: mend it") from error
 
 
 def dump(value: Any) -> str:
@@ -76,6 +72,14 @@ def dump(value: Any) -> str:
 def dotted(location: Location) -> str:
     """A location as people write it: data.train.0.size."""
     return ".".join(str(part) for part in location)
+
+
+def _sentence(error: yaml.MarkedYAMLError, where: str) -> str:
+    """Where reading stopped, and where what could not be read began: a bracket may be open for long."""
+    stopped, began = error.problem_mark or error.context_mark, error.context_mark
+    place = f", line {stopped.line + 1}" if stopped else ""
+    inside = f" {error.context} from line {began.line + 1} on" if began and error.problem else ""
+    return f"{where}{place}: this is not valid YAML: {error.problem or error.context}{inside}: mend it there"
 
 
 def _lines(node: yaml.Node, location: Location, where: str) -> Iterator[tuple[Location, int]]:

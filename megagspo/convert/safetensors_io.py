@@ -42,20 +42,23 @@ class HfCheckpoint(Mapping[str, Tensor]):
         files = sorted(self.directory.glob("*.safetensors"))
         if not files:
             raise MissingError(
-                f"{directory} holds no .safetensors file: is it a Hugging Face model directory?"
+                f"{directory} holds no .safetensors file: give a Hugging Face directory with its weights"
             )
         self._file_of: dict[str, Path] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
         for file in files:
             try:
                 with safe_open(file, framework="pt") as handle:
                     for name in handle.keys():  # noqa: SIM118 - not a mapping
                         if name in self._file_of:
-                            raise ModelError(f"{name} is in both {self._file_of[name].name} and {file.name}")
+                            raise ModelError(
+                                f"{directory}: {name} is in both {self._file_of[name].name} and {file.name}: "
+                                "remove the file that does not belong there"
+                            )
                         self._file_of[name] = file
-                        self._shapes[name] = tuple(handle.get_slice(name).get_shape())
             except SafetensorError as error:
-                raise ModelError(f"{file} is not a whole safetensors file: {error}") from error
+                raise ModelError(
+                    f"{file} is not a whole safetensors file ({error}): copy it again"
+                ) from error
         self._check_index()
 
     def _check_index(self) -> None:
@@ -65,11 +68,14 @@ class HfCheckpoint(Mapping[str, Tensor]):
         try:
             listed = set(json.loads(index.read_text())["weight_map"])
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ModelError(f"{index} is not a safetensors index: {error!r}") from error
+            raise ModelError(
+                f"{index} is not a safetensors index ({error!r}): copy it again, or remove it"
+            ) from error
         missing = sorted(listed - set(self._file_of))
         if missing:
             raise ModelError(
-                f"{index} lists tensors that no shard holds (is a shard missing?): {', '.join(missing)}"
+                f"{index} lists tensors that no shard holds (is a shard missing?): {', '.join(missing)}: "
+                "copy the model's files again"
             )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -81,9 +87,6 @@ class HfCheckpoint(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._file_of)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
 
 
 def write_checkpoint(
@@ -166,7 +169,7 @@ def carry_files(source: Path, destination: Path) -> None:
             try:
                 json.loads(file.read_text())
             except json.JSONDecodeError as error:
-                raise ModelError(f"{file} is not valid JSON: {error}") from error
+                raise ModelError(f"{file} is not valid JSON ({error}): copy it again") from error
         shutil.copyfile(file, destination / file.name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megagspo.config.sources import DataConfig, Source
+from megagspo.config.sources import DataConfig, JsonlSource, Source
 from megagspo.data.sources import problems_of
 from megagspo.data.templates import PromptTokenizer, encode, render
 from megagspo.errors import DataError
@@ -46,6 +46,12 @@ def load_prompts(data: DataConfig, tokenizer: PromptTokenizer) -> PromptSet:
     return PromptSet(train=train, held_out=held_out, dropped=dropped, held_out_dropped=held_out_dropped)
 
 
+def load_held_out(data: DataConfig, tokenizer: PromptTokenizer) -> PromptSet:
+    """The held-out prompts that `load_prompts` gives, alone: sources of data.train are not even read."""
+    held_out, dropped = _build(data.eval, set(), data, tokenizer, id_prefix=f"{HELD_OUT}/")
+    return PromptSet(train=[], held_out=held_out, dropped=0, held_out_dropped=dropped)
+
+
 def _build(
     entries: Sequence[Source], seen: set[str], data: DataConfig, tokenizer: PromptTokenizer, *, id_prefix: str
 ) -> tuple[list[Prompt], int]:
@@ -58,7 +64,7 @@ def _build(
                 dropped += 1
                 continue
             seen.add(question)
-            _check_length(prompt, data.prompt_length_max)
+            _check_length(prompt, entry, data.prompt_length_max)
             prompts.append(prompt)
     return prompts, dropped
 
@@ -78,9 +84,12 @@ def _prompts_of(entry: Source, tokenizer: PromptTokenizer, id_prefix: str) -> It
         yield prompt, problem.question.strip()
 
 
-def _check_length(prompt: Prompt, longest: int) -> None:
+def _check_length(prompt: Prompt, entry: Source, longest: int) -> None:
     if len(prompt.token_ids) > longest:
+        index = int(prompt.id.rpartition("/")[2])
+        place = f" ({entry.jsonl}:{index + 1})" if isinstance(entry, JsonlSource) else ""
         raise DataError(
-            f"prompt {prompt.id} has {len(prompt.token_ids)} tokens, data.prompt_length_max is {longest}: "
-            "raise it, or take the problem out of its source"
+            f"prompt {prompt.id}{place} has {len(prompt.token_ids)} tokens, more than "
+            f"data.prompt_length_max={longest}: "
+            f"raise it, or take the problem out of source {prompt.source!r}"
         )

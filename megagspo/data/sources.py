@@ -48,7 +48,10 @@ def reasoning_gym_problems(entry: ReasoningGymSource) -> Iterator[Problem]:
     task, settings = entry.reasoning_gym, dict(entry.config)
     if task not in DATASETS:
         near = difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.0)
-        raise DataError(f"reasoning-gym has no task {task!r}; the nearest are {', '.join(near)}")
+        raise DataError(
+            f"source {entry.label!r}: reasoning-gym has no task {task!r}: write another, the nearest are "
+            f"{', '.join(near)}"
+        )
     if task in HASH_SEEDED_TASKS and os.environ.get("PYTHONHASHSEED", "random") == "random":
         raise DataError(
             f"the problems of reasoning-gym task {task!r} depend on Python's hash seed: other ranks and a "
@@ -89,17 +92,30 @@ def jsonl_problems(entry: JsonlSource) -> Iterator[Problem]:
     path = Path(entry.jsonl)
     if not path.is_file():
         raise MissingError(f"source {entry.label!r}: no file {path}; relative paths start at {Path.cwd()}")
-    # Bytes, so that one line that is not UTF-8 is named by its number.
-    for index, raw in enumerate(path.read_bytes().split(b"\n")):
-        if raw.strip():
-            yield _jsonl_problem(entry, raw, index, f"{path}:{index + 1}")
+    empty = True
+    with path.open("rb") as file:  # bytes, so that a line that is not UTF-8 is named by its number
+        for index, raw in enumerate(file):
+            if raw.strip():
+                empty = False
+                yield _jsonl_problem(entry, raw, index, f"{path}:{index + 1}")
+    if empty:
+        raise DataError(f"{path} is empty: write one JSON object a line, or take it out of the configuration")
 
 
 def _jsonl_problem(entry: JsonlSource, raw: bytes, index: int, place: str) -> Problem:
     try:
-        line = json.loads(raw.decode("utf-8"))
-    except ValueError as error:  # both a broken encoding and broken JSON
-        raise DataError(f"{place}: not a JSON object in UTF-8 ({error}); mend or remove the line") from error
+        line = json.loads(raw.decode("utf-8").strip(), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{place}: not UTF-8 (byte {error.start + 1} of the line is {raw[error.start]:#x}); mend or "
+            "remove the line, or save the file as UTF-8"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{place}: not a JSON object ({error.msg}, column {error.colno}); mend or remove the line"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{place}: not a JSON object ({error}); mend or remove the line") from error
     if not isinstance(line, dict):
         raise DataError(f"{place}: a {type(line).__name__} where a JSON object is expected; mend the line")
     if entry.prompt not in line:
@@ -108,14 +124,22 @@ def _jsonl_problem(entry: JsonlSource, raw: bytes, index: int, place: str) -> Pr
             "set the source's `prompt` to the field that holds the prompt"
         )
     question, answer = line.pop(entry.prompt), line.pop(entry.answer, None)
-    if not isinstance(question, str) or not question.strip():
-        raise DataError(f"{place}: field {entry.prompt!r} is no text with something in it; mend the line")
+    if not isinstance(question, str):
+        kind = type(question).__name__
+        raise DataError(f"{place}: field {entry.prompt!r} is a {kind}, not a text; mend or remove the line")
+    if not question.strip():
+        raise DataError(f"{place}: field {entry.prompt!r} is empty; mend or remove the line")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
         kind = type(answer).__name__
         raise DataError(f"{place}: field {entry.answer!r} is a {kind}; write a text or a number")
     return Problem(
         index=index, question=question, answer=None if answer is None else str(answer), metadata=line
     )
+
+
+def _refuse_constant(name: str) -> Any:
+    """Python's parser takes NaN and Infinity, which JSON has not and no other reader takes."""
+    raise ValueError(f"JSON has no {name}")
 
 
 SOURCES: dict[str, Callable[..., Iterator[Problem]]] = {

@@ -12,55 +12,76 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from megagspo.errors import ConfigError
+from megagspo.errors import writing
+from megagspo.observe.run_directory import HELD, RunDirectory
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 5.0
+_FIRST_RANK_SECONDS = 10.0
 LAUNCHED = "MEGAGSPO_LAUNCHED"
 """Set in the environment of ranks that this launcher started, which has said already what there was to
 say."""
 
 
-def run_ranks(arguments: Sequence[str], *, ranks: int, threads: int, logs: Path) -> int:
+def run_ranks(arguments: Sequence[str], *, ranks: int, threads: int, directory: RunDirectory) -> int:
     """Runs `python -m megagspo ARGUMENTS` as so many ranks and returns the exit status of the first that
     failed, or 0.
 
-    Rank 0 writes to this terminal, the others to `logs/rank_001.log` and so on. Ranks die with this process,
-    however it ends.
+    Rank 0 writes to this terminal, the others to `logs/rank_001.log` and so on in the run's directory, which
+    is locked before they start. Ranks die with this process, however it ends; each holds the lock as long as
+    it lives.
     """
+    with directory.locked() as lock:
+        with writing(directory.logs):
+            directory.logs.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **os.environ,
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "OMP_NUM_THREADS": str(threads),
+            LAUNCHED: "1",
+            HELD: str(directory.root.absolute()),
+        }
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(ranks):
+                processes.append(_start(arguments, rank, environment, lock, directory.logs))
+            return _wait(processes, directory.logs)
+        finally:
+            _end(processes)
+
+
+def _start(
+    arguments: Sequence[str], rank: int, environment: dict[str, str], lock: int, logs: Path
+) -> subprocess.Popen[bytes]:
+    output = None
+    if rank > 0:
+        with writing(_log(logs, rank)):
+            output = _log(logs, rank).open("a")
     try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"run directory {logs.parent} cannot be written ({error.strerror}): "
-            "change run.dir or its permissions"
-        ) from error
-    environment = {
-        **os.environ,
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "OMP_NUM_THREADS": str(threads),
-        LAUNCHED: "1",
-    }
-    processes = []
-    for rank in range(ranks):
-        output = None if rank == 0 else (logs / f"rank_{rank:03d}.log").open("a")
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "megagspo", *arguments],
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=output,
-                stderr=subprocess.STDOUT if output else None,
-                preexec_fn=_die_with_parent,
-            )
+        return subprocess.Popen(
+            [sys.executable, "-m", "megagspo", *arguments],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            pass_fds=(lock,),
+            preexec_fn=_die_with_parent,
         )
+    finally:
         if output:
             output.close()
-    try:
-        return _wait(processes, logs)
-    finally:
-        _end(processes)
+
+
+def _log(logs: Path, rank: int) -> Path:
+    return logs / f"rank_{rank:03d}.log"
+
+
+def yield_to_first_rank() -> None:
+    """For a rank about to report a mistake, which the first rank sees as well: it speaks for all, and the
+    launcher then ends this one. Returns where that does not happen in time, and in any other process."""
+    if LAUNCHED in os.environ and os.environ["RANK"] != "0":
+        time.sleep(_FIRST_RANK_SECONDS)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], logs: Path) -> int:
@@ -74,7 +95,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], logs: Path) -> int:
             if rank > 0 and state > 0 and _explained_by_first(processes[0]):
                 return state
             if rank > 0:
-                _explain(rank, state, logs / f"rank_{rank:03d}.log")
+                _explain(rank, state, _log(logs, rank))
             elif state < 0:
                 print(f"error: rank 0 was ended by {signal.Signals(-state).name}", file=sys.stderr)
             return state if state > 0 else 1

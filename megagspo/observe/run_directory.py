@@ -1,17 +1,27 @@
-"""A run's directory: its files' names, and the lock that keeps a second run out."""
+"""A run's directory: its files' names, the command it belongs to, the lock that keeps a second run out."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from megagspo.config import changes
-from megagspo.errors import ConfigError
+from megagspo.errors import ConfigError, writing
+
+HELD = "MEGAGSPO_RUN_LOCKED"
+"""Set in the environment of ranks whose launcher holds the lock: the directory that it is of."""
+
+_LAST_BREATH_SECONDS = 10.0
+"""How long the ranks of a command that was killed may take to end."""
 
 
 class RunDirectory:
@@ -25,6 +35,25 @@ class RunDirectory:
         self.rollouts = root / "rollouts"
         self.logs = root / "logs"
 
+    def saved_state(self) -> dict[str, Any]:
+        """What the checkpoint that `latest` names says of the run; empty without one. A glance before
+        anything is started: which checkpoint is loaded is decided by `CheckpointDirectory.newest`."""
+        try:
+            latest = (self.checkpoints / "latest").read_text().strip()
+            return json.loads((self.checkpoints / latest / "state.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def refuse_other_command(self, command: str, state: dict[str, Any]) -> None:
+        """Raises ConfigError when `state`, of a checkpoint of this run, was saved by another command."""
+        other = state.get("command", command)
+        if other != command:
+            raise ConfigError(
+                f"run directory {self.root} holds a run of `megagspo {other}`, with which "
+                f"`megagspo {command}` cannot go on: choose another run.name, and set "
+                f"model.path={self.hf} to start from what it learned"
+            )
+
     def remember(self, config: str) -> list[str]:
         """Writes the resolved configuration; returns what changed since the run was last started."""
         try:
@@ -32,35 +61,64 @@ class RunDirectory:
         except (OSError, yaml.YAMLError):  # none yet, or cut short by a crash
             changed = []
         partial = self.config.with_name("config.yaml.partial")
-        partial.write_text(config)
-        os.replace(partial, self.config)
+        with writing(self.config):
+            partial.write_text(config)
+            os.replace(partial, self.config)
         return changed
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the directory for this process. Raises ConfigError when it cannot be written or another run
-        holds it.
+    def locked(self) -> Iterator[int]:
+        """Holds the directory for this process and those that inherit the file descriptor it gives.
 
-        The lock belongs to the process, so a run that was killed leaves none behind.
+        Raises UnwritableError when the directory cannot be written, ConfigError when another run holds it.
+        The lock belongs to open files, so a run that was killed leaves none behind. Ranks whose launcher
+        holds it for them are let in.
         """
-        try:
+        if os.environ.get(HELD) == str(self.root.absolute()):
+            yield -1
+            return
+        with writing(self.root, what="run directory"):
             self.root.mkdir(parents=True, exist_ok=True)
-            file = (self.root / ".lock").open("a+")
-        except OSError as error:
-            raise ConfigError(
-                f"run directory {self.root} cannot be written ({error.strerror}): "
-                "change run.dir or its permissions"
-            ) from error
-        with file:
+            lock = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._take(lock)
+            with writing(self.root, what="run directory"):
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
+            yield lock
+        finally:
+            os.close(lock)
+
+    def _take(self, lock: int) -> None:
+        deadline = time.monotonic() + _LAST_BREATH_SECONDS
+        while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                file.seek(0)
+                pid, _, host = os.pread(lock, 1000, 0).decode(errors="replace").strip().partition(" ")
+                if _has_ended(pid, host) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                holder = f"process {pid} on {host}" if host else "another process"
                 raise ConfigError(
-                    f"run directory {self.root} is in use by process {file.read().strip() or 'unknown'}: "
-                    "wait for it to end, or choose another run.name"
+                    f"run directory {self.root} is in use by {holder}: wait for it to end, or choose another "
+                    "run.name"
                 ) from error
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            yield
+            except OSError as error:  # some cluster file systems are mounted without it
+                raise ConfigError(
+                    f"run directory {self.root} is on a file system without locks ({error.strerror}), so two "
+                    "runs could write to it at once: change run.dir"
+                ) from error
+
+
+def _has_ended(pid: str, host: str) -> bool:
+    """Whether the process that took the lock is known to be gone: then its ranks are about to follow it."""
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False

@@ -31,7 +31,7 @@ def gather_responses(
         device = torch.device("cuda", torch.cuda.current_device())
     flat = torch.zeros(starts[-1], dtype=torch.float32, device=device)
     for members, values in own if contributes else ():
-        for member, piece in zip(members, values.split([lengths[i] for i in members]), strict=False):
+        for member, piece in zip(members, values.split([lengths[i] for i in members]), strict=True):
             flat[starts[member] : starts[member + 1]] = piece
     if dist.get_world_size() > 1:
         dist.all_reduce(flat)

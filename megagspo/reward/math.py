@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from megagspo.reward.base import Reward, reference_answer
+from megagspo.reward.base import AnswerReward, reference_answer
 from megagspo.reward.workers import WorkerPool
 from megagspo.types import Prompt
 
@@ -24,7 +24,7 @@ _MARKER = re.compile(r"####(.*)")
 _PHRASE = re.compile(r"(?i)\banswer(?: is|\s*[:=])")
 
 
-class MathReward(Reward):
+class MathReward(AnswerReward):
     """1.0 when the response's answer equals the reference as mathematics, sets without order; otherwise 0.0.
 
     A response without an answer, with one that cannot be parsed, or on which the comparison takes longer than
@@ -33,6 +33,13 @@ class MathReward(Reward):
 
     def __init__(self, *, workers: int | None = None, time_limit: float = 5.0) -> None:
         self._pool = WorkerPool("megagspo.reward.math_judge:judge", workers=workers, time_limit=time_limit)
+
+    @classmethod
+    def check(cls, prompt: Prompt) -> None:
+        reference_answer(prompt, reward="math")
+
+    def answer(self, text: str) -> str | None:
+        return answer_of(text)
 
     def score(self, prompt: Prompt, text: str) -> float:
         return self.score_all([prompt], [text])[0]

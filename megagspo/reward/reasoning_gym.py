@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from megagspo.errors import DataError
-from megagspo.reward.base import Reward
+from megagspo.reward.base import AnswerReward
 from megagspo.reward.workers import Verdict, WorkerPool
 from megagspo.types import Prompt
 
 logger = logging.getLogger(__name__)
 
 
-class ReasoningGymReward(Reward):
+class ReasoningGymReward(AnswerReward):
     """The task's own score of what the last <answer>...</answer> holds, or of the whole response without one.
 
     A malformed response, one whose scoring takes longer than `time_limit` processor seconds, and a score that
@@ -30,6 +30,13 @@ class ReasoningGymReward(Reward):
         self._pool = WorkerPool(
             "megagspo.reward.reasoning_gym_judge:judge", workers=workers, time_limit=time_limit
         )
+
+    @classmethod
+    def check(cls, prompt: Prompt) -> None:
+        _scoring(prompt)
+
+    def answer(self, text: str) -> str | None:
+        return given_answer(text) or None
 
     def score(self, prompt: Prompt, text: str) -> float:
         return self.score_all([prompt], [text])[0]
@@ -44,6 +51,19 @@ class ReasoningGymReward(Reward):
 
     def close(self) -> None:
         self._pool.close()
+
+
+def given_answer(text: str) -> str:
+    """What the last <answer>...</answer> holds, or the whole response without one, stripped: the rule of
+    `reasoning_gym.utils.extract_answer`, without loading the package and in one pass over the text."""
+    found, position = text, 0
+    while (opened := text.find("<answer>", position)) >= 0:
+        begin = opened + len("<answer>")
+        end = text.find("</answer>", begin)
+        if end < 0:
+            break
+        found, position = text[begin:end], end + len("</answer>")
+    return found.strip()
 
 
 def _scoring(prompt: Prompt) -> Any:

@@ -6,7 +6,8 @@ import functools
 from typing import Any
 
 import reasoning_gym
-from reasoning_gym.utils import extract_answer
+
+from megagspo.reward.reasoning_gym import given_answer
 
 # These compare with tuples, which metadata that has been through JSON holds as lists.
 TASKS_WITH_TUPLES = frozenset({"arc_agi", "rearc"})
@@ -19,9 +20,7 @@ def judge(
     if task in TASKS_WITH_TUPLES:
         metadata = _tuples(metadata)
     entry = {"question": question, "answer": answer, "metadata": metadata}
-    tagged = extract_answer(text)
-    given = text.strip() if tagged is None else tagged
-    return float(_dataset(task, _Settings(config)).score_answer(given, entry))
+    return float(_dataset(task, _Settings(config)).score_answer(given_answer(text), entry))
 
 
 class _Settings(dict[str, Any]):

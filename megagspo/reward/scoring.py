@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from megagspo.config.schema import RewardConfig
-from megagspo.errors import ConfigError, NumericsError
-from megagspo.reward.base import Reward
+from megagspo.errors import NumericsError
+from megagspo.reward.base import AnswerReward, Reward
 from megagspo.reward.exact import ExactReward
 from megagspo.reward.math import MathReward
 from megagspo.reward.reasoning_gym import ReasoningGymReward
 from megagspo.types import Prompt
 
-REWARDS: dict[str, Callable[[], Reward]] = {
+REWARDS: dict[str, type[Reward]] = {
     "exact": ExactReward,
     "math": MathReward,
     "reasoning_gym": ReasoningGymReward,
@@ -22,20 +21,25 @@ REWARDS: dict[str, Callable[[], Reward]] = {
 """Rewards by the name they have in the configuration."""
 
 
+def check_prompts(entries: Sequence[RewardConfig], prompts: Iterable[Prompt]) -> None:
+    """Raises DataError, naming the first prompt whose responses one of the rewards could not judge."""
+    for prompt in prompts:
+        for entry in entries:
+            REWARDS[entry.name].check(prompt)
+
+
 class Scorer:
     """The rewards of the configuration's `reward` section. Close it, or use it in a `with` statement."""
 
     def __init__(self, entries: Sequence[RewardConfig]) -> None:
-        self._weights: dict[str, float] = {}
-        self._rewards: dict[str, Reward] = {}
-        for entry in entries:
-            if entry.name not in REWARDS:
-                near = difflib.get_close_matches(entry.name, REWARDS, n=1, cutoff=0.0)
-                raise ConfigError(f"reward: unknown name {entry.name!r}; the nearest is {near[0]!r}")
-            if entry.name in self._rewards:
-                raise ConfigError(f"reward: {entry.name!r} is there twice; keep one and add the weights up")
-            self._weights[entry.name] = entry.weight
-            self._rewards[entry.name] = REWARDS[entry.name]()
+        self._weights: dict[str, float] = {entry.name: entry.weight for entry in entries}
+        self._rewards: dict[str, Reward] = {entry.name: REWARDS[entry.name]() for entry in entries}
+
+    @property
+    def voter(self) -> tuple[str, AnswerReward] | None:
+        """The first of the rewards that judges an answer alone, with its name; None without one."""
+        answering = ((name, r) for name, r in self._rewards.items() if isinstance(r, AnswerReward))
+        return next(answering, None)
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[dict[str, float]]:
         """Each reward by name, one dictionary a response, in the order of the responses.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from megagspo.errors import DataError, MissingError
+from megagspo.errors import DataError, MissingError, NumericsError, writing
 from megagspo.types import Sample
 
 _SAMPLE: TypeAdapter[Sample] = TypeAdapter(Sample)
@@ -21,35 +22,70 @@ def step_file(directory: str | Path, step: int) -> Path:
     return Path(directory) / f"step_{step:06d}.jsonl"
 
 
+def write_samples(path: str | Path, samples: Iterable[Sample], step: int, version: int) -> None:
+    """Writes the samples of a step made by the policy `version`; floats come back bit for bit.
+
+    The file appears whole or not at all: it is written under a temporary name, brought to the disk, then
+    renamed. JSON has no word for NaN and infinities: they are written as "NaN", "Infinity" and "-Infinity".
+    Raises DiskError or UnwritableError where it cannot be written.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with unfinished.open("w", encoding="utf-8") as file:
+                for sample in samples:
+                    file.write(_line({"step": step, "version": version, **vars(sample)}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # the new name, too, has to survive a power cut
+        finally:
+            os.close(directory)
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    """The record as strict JSON."""
+    try:
+        return json.dumps(record, default=_fields, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # something in it is not finite: rare, and worth the walk only then
+        return json.dumps(_spelled_out(record), ensure_ascii=False, allow_nan=False)
+
+
 def _fields(value: Any) -> dict[str, Any]:
     """How json writes a record. Not dataclasses.asdict: it copies token by token."""
     return dict(value) if isinstance(value, Mapping) else vars(value)
 
 
-def write_samples(path: str | Path, samples: Iterable[Sample], step: int, version: int) -> None:
-    """Writes the samples of a step made by the policy `version`; floats come back bit for bit.
+def _spelled_out(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value).replace("nan", "NaN").replace("inf", "Infinity")
+    if isinstance(value, list | tuple):
+        return [_spelled_out(item) for item in value]
+    if isinstance(value, Mapping) or hasattr(value, "__dict__"):
+        return {key: _spelled_out(item) for key, item in _fields(value).items()}
+    return value
 
-    The file appears whole or not at all: it is written under a temporary name, brought to the disk, then
-    renamed.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            for sample in samples:
-                line = {"step": step, "version": version, **vars(sample)}
-                file.write(json.dumps(line, default=_fields, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the new name, too, has to survive a power cut
-    finally:
-        os.close(directory)
+
+def check_finite(samples: Iterable[Sample], *, file: Path) -> None:
+    """Raises NumericsError, naming `file` where the samples were kept, for a reward or log-probability of an
+    engine that is not finite."""
+    for sample in samples:
+        for what, values in (
+            ("reward", [sample.reward]),
+            ("engine's log-probability", sample.completion.logprobs),
+        ):
+            for value in values:
+                if not math.isfinite(value):
+                    raise NumericsError(
+                        f"sample {sample.id}: {what} is {value}: the step was not made, and the newest "
+                        f"checkpoint stands. The sample is in {file}"
+                    )
 
 
 def read_samples(path: str | Path) -> list[Sample]:
@@ -60,16 +96,18 @@ def read_samples(path: str | Path) -> list[Sample]:
             f"{path} is not there: give a file of saved rollouts, as runs/NAME/rollouts/step_000001.jsonl"
         )
     samples = []
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:  # so that a line that is not UTF-8 is named by its number
         for number, line in enumerate(file, start=1):
             try:
-                samples.append(_SAMPLE.validate_python(json.loads(line)))
-            except json.JSONDecodeError as error:
+                samples.append(_SAMPLE.validate_python(json.loads(line.decode("utf-8"))))
+            except ValidationError as error:
+                raise DataError(f"{path}:{number}: not a saved sample: {_first(error)}") from error
+            except ValueError as error:  # both a broken encoding and broken JSON
                 raise DataError(
                     f"{path}:{number}: not a JSON object ({error}); delete the file or the line"
                 ) from error
-            except ValidationError as error:
-                raise DataError(f"{path}:{number}: not a saved sample: {_first(error)}") from error
+    if not samples:
+        raise DataError(f"{path} holds no samples: delete the file, or give other rollouts")
     return samples
 
 

@@ -72,7 +72,9 @@ def test_a_wide_gspo_range_warns(load: Load, algorithm: str) -> None:
     ("overrides", "words"),
     [
         (["model.path=absent"], ["model.path", "absent", "make demo", "tools/make_tiny_moe.py"]),
+        (["model.path=."], ["model.path", "no config.json", "the hf/ of a run"]),
         (["model.checkpoint=absent"], ["model.checkpoint", "absent", "remove the key"]),
+        (["model.checkpoint=."], ["model.checkpoint", ".metadata", "remove the key"]),
         (["rollout.replay=absent"], ["rollout.replay", "absent", "remove the key"]),
         (["data.train.0.jsonl=absent"], ["data.train.0.jsonl", "absent"]),
         (["data.eval=[{reasoning_gym: x}, {jsonl: absent}]"], ["data.eval.1.jsonl", "absent"]),
@@ -80,9 +82,19 @@ def test_a_wide_gspo_range_warns(load: Load, algorithm: str) -> None:
 )
 def test_absent_files_are_named(load: Load, tmp_path: Path, overrides: list[str], words: list[str]) -> None:
     (tmp_path / "train.jsonl").touch()
+    (tmp_path / "config.json").touch()
     present = [f"model.path={tmp_path}", f"data.train.0.jsonl={tmp_path / 'train.jsonl'}"]
     check_paths(load(*present))
     with pytest.raises(MissingError) as caught:
         check_paths(load(*present, *overrides))
     for word in words:
         assert word in str(caught.value)
+
+
+def test_evaluation_does_not_ask_for_what_only_training_reads(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    absent = ["data.train.0.jsonl=absent", "model.checkpoint=absent", "rollout.replay=absent"]
+    config = load(f"model.path={tmp_path}", *absent)
+    check_paths(config, training=False)
+    with pytest.raises(MissingError, match=r"data\.eval\.0\.jsonl"):
+        check_paths(load(f"model.path={tmp_path}", "data.eval=[{jsonl: absent}]"), training=False)

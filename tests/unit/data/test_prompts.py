@@ -49,5 +49,7 @@ def test_training_data_that_is_all_held_out_is_a_users_mistake(tiny_tokenizer: A
 def test_a_prompt_too_long_is_named_with_its_length(tmp_path: Path, tiny_tokenizer: Any) -> None:
     train = jsonl(tmp_path / "train.jsonl", "12", "1234567")
     data = DataConfig(train=(train,), prompt_length_max=5)
-    with pytest.raises(DataError, match=r"train/1 has 8 tokens, data\.prompt_length_max is 5"):
+    with pytest.raises(
+        DataError, match=r"train/1 \(.*train\.jsonl:2\) has 8 tokens, more than data\.prompt_length_max=5"
+    ):
         load_prompts(data, tiny_tokenizer)

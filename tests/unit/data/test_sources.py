@@ -64,11 +64,12 @@ def test_jsonl_lines_become_problems_with_the_rest_as_metadata(tmp_path: Path) -
     ("line", "message"),
     [
         ('{"prompt": "x"', "not a JSON object"),
-        (b'{"prompt": "\xff"}', "not a JSON object in UTF-8"),
+        (b'{"prompt": "\xff"}', "not UTF-8.*byte 13 of the line is 0xff"),
         ("[1]", "a list where"),
         ('{"question": "x"}', "no field 'prompt', only 'question'"),
-        ('{"prompt": " "}', "no text with something in it"),
-        ('{"prompt": 3}', "no text with something in it"),
+        ('{"prompt": " "}', "field 'prompt' is empty"),
+        ('{"prompt": 3}', "field 'prompt' is a int, not a text"),
+        ('{"prompt": "x", "answer": NaN}', "JSON has no NaN"),
         ('{"prompt": "x", "answer": [1]}', "field 'answer' is a list"),
     ],
 )
@@ -77,6 +78,12 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path: Path, line: str | byt
     with pytest.raises(DataError, match=message) as raised:
         list(problems_of(entry))
     assert f"{entry.jsonl}:2: " in str(raised.value)
+
+
+@pytest.mark.parametrize("lines", [(), ("", " ")])
+def test_a_file_without_a_problem_is_named(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    with pytest.raises(DataError, match=r"a\.jsonl is empty"):
+        list(problems_of(jsonl(tmp_path / "a.jsonl", *lines)))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

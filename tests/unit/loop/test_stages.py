@@ -10,7 +10,6 @@ import torch
 from megagspo.config.algorithm import AlgorithmConfig
 from megagspo.config.schema import RewardConfig
 from megagspo.errors import DataError
-from megagspo.evaluate import pass_at
 from megagspo.measure import mismatch_metrics, reward_metrics
 from megagspo.stages import Experience, divide, experience
 from megagspo.types import Completion, FinishReason, Prompt, Sample
@@ -113,13 +112,6 @@ def test_mismatch_is_measured_in_units_of_the_clip_range() -> None:
 def test_mismatch_is_absent_when_the_trainer_did_not_compute() -> None:
     data = experience(AlgorithmConfig(), [sample(0, "g", 1.0), sample(1, "g", 0.0)])
     assert mismatch_metrics(data, AlgorithmConfig()) == {}
-
-
-def test_pass_at_k_is_the_chance_that_k_of_n_contain_a_right_one() -> None:
-    """n = 4, c = 1: by hand 1/4, 1/2, 1 for k = 1, 2, 4; the group without any right one halves them."""
-    samples = [sample(i, "a", float(i == 0)) for i in range(4)] + [sample(i, "b", 0.0) for i in range(4, 8)]
-    for k, expected in ((1, 0.125), (2, 0.25), (4, 0.5)):
-        assert pass_at(k, samples, solved=1.0) == pytest.approx(expected)
 
 
 def test_group_rewards_of_two_samples_are_symmetric() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -105,7 +106,8 @@ def test_disk_that_refuses_is_a_checkpoint_error_and_harms_nothing(
         raise OSError(28, "No space left on device")
 
     with pytest.raises(
-        CheckpointError, match=r"(?s)step_000030.*No space left.*Earlier checkpoints are untouched"
+        CheckpointError,
+        match=r"step_000030.*no space left.* MiB are free.*make room.*Earlier checkpoints are untouched",
     ):
         ten_and_twenty.save(30, full, {})
     assert newest(ten_and_twenty) == (20, [])
@@ -154,3 +156,16 @@ def test_ranks_other_than_the_first_touch_no_names(tmp_path: Path) -> None:
     other = CheckpointDirectory(tmp_path / "checkpoints", keep=1, rank=1, barrier=lambda: None)
     other.save(10, lambda directory: (directory / "1.distcp").touch(), {})
     assert sorted(entry.name for entry in target.iterdir()) == ["1.distcp"]
+
+
+def test_cause_is_named_where_megatron_logs_it_and_raises_less(ten_and_twenty: CheckpointDirectory) -> None:
+    """As the writers of Megatron-Core 0.19 do."""
+
+    def full(target: Path) -> None:
+        writers = logging.getLogger("megatron.core.dist_checkpointing.strategies.filesystem_async")
+        writers.error("Local worker 0 encountered an error: [Errno 28] No space left on device")
+        raise RuntimeError("Worker failure: <class 'OSError'>")
+
+    with pytest.raises(CheckpointError, match=r"no space left on device.*make room there"):
+        ten_and_twenty.save(30, full, {})
+    assert newest(ten_and_twenty) == (20, [])

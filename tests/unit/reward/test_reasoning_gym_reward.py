@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterator
 
 import pytest
+from reasoning_gym.utils import extract_answer
 
 from megagspo.config.sources import ReasoningGymSource
 from megagspo.data.sources import problems_of
 from megagspo.errors import DataError
-from megagspo.reward.reasoning_gym import ReasoningGymReward, bounded
+from megagspo.reward.reasoning_gym import ReasoningGymReward, bounded, given_answer
 from megagspo.reward.workers import Verdict
 from megagspo.types import Prompt
 
@@ -80,6 +83,22 @@ def test_tasks_without_a_reference_answer_are_scored(reward: ReasoningGymReward,
 def test_scores_are_finite_and_between_zero_and_one(score: float, right: float) -> None:
     prompt = Prompt(id="p/0", source="p", text="?", token_ids=(1,))
     assert bounded(Verdict(score), prompt=prompt) == right
+
+
+def test_the_answer_is_what_the_package_itself_extracts() -> None:
+    """On every text of up to five pieces that matter to the rule."""
+    pieces = ["<answer>", "</answer>", "4", " \n"]
+    for length in range(6):
+        for chosen in itertools.product(pieces, repeat=length):
+            text = "".join(chosen)
+            extracted = extract_answer(text)
+            assert given_answer(text) == (text.strip() if extracted is None else extracted), repr(text)
+
+
+def test_a_response_of_nothing_but_opened_tags_takes_no_time() -> None:
+    began = time.process_time()
+    given_answer("<answer>" * 200_000)
+    assert time.process_time() - began < 1
 
 
 def test_a_prompt_of_another_source_is_a_users_mistake(reward: ReasoningGymReward) -> None:

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from megagspo.config.schema import RewardConfig
-from megagspo.errors import ConfigError, NumericsError
+from megagspo.errors import DataError, NumericsError
 from megagspo.reward.base import Reward
 from megagspo.reward.exact import ExactReward
-from megagspo.reward.scoring import REWARDS, Scorer
+from megagspo.reward.scoring import REWARDS, Scorer, check_prompts
 from megagspo.types import Prompt
 
 
@@ -50,9 +50,33 @@ def test_a_reward_that_is_not_a_number_stops_the_step_and_names_the_sample(
         Scorer([RewardConfig(name="exact")]).score([prompt("1", 0), prompt("1", 1)], ["a", "b"])
 
 
-def test_a_reward_is_configured_once() -> None:
-    with pytest.raises(ConfigError, match="twice"):
-        Scorer([RewardConfig(name="exact"), RewardConfig(name="exact")])
+def test_a_prompt_that_a_reward_cannot_judge_is_named_before_anything_is_scored() -> None:
+    """Each reward of the list is asked about each prompt."""
+    answered, open_ended = prompt("1", 0), Prompt(id="p/1", source="p", text="?", token_ids=(1,))
+    for name, words in (("exact", "'exact' compares"), ("math", "'math' compares")):
+        check_prompts([RewardConfig(name=name)], [answered])  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=rf"prompt p/1 has no reference answer.*{words}"):
+            check_prompts([RewardConfig(name=name)], [answered, open_ended])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"prompt p/0 is no reasoning-gym problem"):
+        check_prompts([RewardConfig(name="exact"), RewardConfig(name="reasoning_gym")], [answered])
+
+
+def test_votes_are_counted_by_the_first_reward_that_knows_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Length(Reward):
+        def score(self, prompt: Prompt, text: str) -> float:
+            return float(len(text))
+
+    monkeypatch.setitem(REWARDS, "exact", Length)
+    assert Scorer([RewardConfig(name="exact")]).voter is None
+    with Scorer([RewardConfig(name="exact"), RewardConfig(name="math")]) as scorer:
+        assert scorer.voter is not None
+        name, reward = scorer.voter
+        assert (name, reward.answer("so the answer is 4.")) == ("math", "4")
+
+
+@pytest.mark.parametrize(("text", "answer"), [(" 116\n", "116"), (" \n", None)])
+def test_the_answer_of_an_exact_reward_is_the_whole_response(text: str, answer: str | None) -> None:
+    assert ExactReward().answer(text) == answer
 
 
 def test_every_reward_of_the_schema_is_there() -> None:

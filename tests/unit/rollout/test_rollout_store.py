@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from megagspo.errors import DataError, MissingError
-from megagspo.rollout.store import read_samples, write_samples
+from megagspo.errors import DataError, MissingError, NumericsError
+from megagspo.rollout.store import check_finite, read_samples, write_samples
 from megagspo.types import Completion, Prompt, Sample
 
 
@@ -55,10 +55,50 @@ def test_samples_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert {(json.loads(line)["step"], json.loads(line)["version"]) for line in lines[:-1]} == {(2, 1)}
 
 
-def test_not_a_number_stays_visible(tmp_path: Path) -> None:
-    broken = Sample(**{**vars(samples()[0]), "reward": math.nan})
-    write_samples(tmp_path / "a.jsonl", [broken], step=0, version=0)
-    assert math.isnan(read_samples(tmp_path / "a.jsonl")[0].reward)
+def strict(text: str) -> Any:
+    """JSON as everyone else reads it: Python's own parser takes NaN."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def not_finite(*, reward: float = 0.0, logprob: float = -1.0) -> Sample:
+    whole = samples()[1]
+    completion = Completion(**{**vars(whole.completion), "logprobs": (-1.0, logprob, -1.0, -1.0, -1.0)})
+    return Sample(**{**vars(whole), "reward": reward, "completion": completion})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_not_a_number_stays_visible_in_valid_json_and_stops_the_step(tmp_path: Path, value: float) -> None:
+    path = tmp_path / "a.jsonl"
+    for broken in (not_finite(reward=value), not_finite(logprob=value)):
+        write_samples(path, [samples()[0], broken], step=0, version=0)
+        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+            strict(line)
+        found = read_samples(path)[1]
+        assert repr((found.reward, found.completion.logprobs)) == repr(
+            (broken.reward, broken.completion.logprobs)
+        )
+        with pytest.raises(NumericsError, match=rf"sample {broken.id}: .* is {value}.*{path}"):
+            check_finite([samples()[0], broken], file=path)
+    check_finite(samples(), file=path)
+
+
+def test_a_file_without_samples_is_refused(tmp_path: Path) -> None:
+    """A step that replayed it would make new rollouts without a word."""
+    (tmp_path / "step.jsonl").touch()
+    with pytest.raises(DataError, match=r"step\.jsonl holds no samples"):
+        read_samples(tmp_path / "step.jsonl")
+
+
+def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    write_samples(tmp_path / "a.jsonl", samples(), step=0, version=0)
+    with (tmp_path / "a.jsonl").open("ab") as file:
+        file.write(b"\xff\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:4: .*utf-8"):
+        read_samples(tmp_path / "a.jsonl")
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
