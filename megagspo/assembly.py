@@ -71,9 +71,13 @@ class Run:
             yield self.step
 
     def replayed(self, step: int) -> list[Sample] | None:
-        """The saved rollouts of the step, where `rollout.replay` names a directory of them."""
+        """The saved rollouts of the step, where `rollout.replay` names a directory of them; the stream of
+        prompts goes on as if they had been made."""
         replay = self.config.rollout.replay
-        return read_samples(step_file(replay, step)) if replay else None
+        if replay is None:
+            return None
+        self.stream.take(self.config.rollout.prompts)
+        return read_samples(step_file(replay, step))
 
     def keep_rollouts(self, samples: Sequence[Sample]) -> None:
         """Files what the step learned from, to be read and to be replayed."""
@@ -81,6 +85,12 @@ class Run:
             write_samples(
                 step_file(self.directory.rollouts, self.step), samples, self.step, self.policy.version
             )
+
+    def renew_reference_when_due(self) -> None:
+        """The reference becomes the current policy every `algorithm.kl.reference_every` steps."""
+        every = self.config.algorithm.kl.reference_every
+        if self.policy.reference and every and self.step % every == 0:
+            self.policy.reference.renew()
 
     def record(self, metrics: dict[str, float]) -> None:
         """Files the step's metrics and shows its line."""

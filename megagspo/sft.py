@@ -8,12 +8,12 @@ from megagspo.assembly import assemble, stop_token_ids
 from megagspo.config import Config
 from megagspo.measure import speed_metrics, update_metrics
 from megagspo.observe.progress import StepTimer
-from megagspo.stages import answer_tokens, divide, supervised_batch, update
+from megagspo.stages import answer_tokens, divisions, supervised_batch, update
 
 
 def sft(config: Config) -> None:
     """Trains until `trainer.steps`, `sft.sequences` answers a step in `trainer.minibatches` updates."""
-    with assemble(config, updates_per_step=config.trainer.minibatches) as run:
+    with assemble(config, updates_per_step=config.trainer.minibatches * config.trainer.epochs) as run:
         answer_tokens(
             run.prompts.train, run.tokenizer, 0
         )  # a prompt without an answer is found before the first step
@@ -30,9 +30,7 @@ def sft(config: Config) -> None:
                         likelihood,
                         temperature=1.0,
                     )
-                    for members in divide(
-                        len(prompts), config.trainer.minibatches, seed=config.run.seed, step=step
-                    )
+                    for members in divisions(config, len(prompts), step=step)
                 ]
                 run.policy.version = step
             run.record(update_metrics(updates) | speed_metrics(timer, updates))

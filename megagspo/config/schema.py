@@ -123,7 +123,9 @@ class TrainerConfig(Section):
     steps: AtLeastOne = 100
     """Steps of the run."""
     minibatches: AtLeastOne = 4
-    """Optimizer updates a step: its samples are divided into so many mini-batches."""
+    """Optimizer updates an epoch: a step's samples are divided into so many mini-batches."""
+    epochs: AtLeastOne = 1
+    """Passes over a step's samples (mu of GRPO); each divides them anew."""
     tokens_per_microbatch: AtLeastOne = 4096
     """Tokens packed into one forward and backward pass: bounds memory, changes no result."""
     distributed_optimizer: bool = True

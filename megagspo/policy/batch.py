@@ -1,6 +1,6 @@
 """From sequences to the tensors of a packed micro-batch.
 
-Shapes: T tokens of the packed row, R response tokens in it, N sequences.
+Shapes: T tokens of the packed row, R loss tokens in it, N sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class MicroBatch:
     """One packed row.
 
     members: positions of its sequences in the mini-batch; input_ids, position_ids [1, T]; packing: where
-    segments begin and end; predictors [R]: the place in the row whose logits predict each response token;
+    segments begin and end; predictors [R]: the place in the row whose logits predict each loss token;
     targets [R]: those tokens.
     """
 
@@ -47,9 +47,9 @@ def pack(
     ids = [token for sequence in chosen for token in sequence.token_ids] + [0] * filling
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     predictors = [
-        place
+        start + position - 1
         for sequence, start in zip(chosen, starts, strict=True)
-        for place in range(start + sequence.prompt_length - 1, start + len(sequence.token_ids) - 1)
+        for position in sequence.loss_positions
     ]
     input_ids = torch.tensor(ids, dtype=torch.int64, device=device)
     index = torch.tensor(predictors, dtype=torch.int64, device=device)
@@ -60,5 +60,5 @@ def pack(
         packing=pack_segments(segments, device=device),
         predictors=index,
         targets=input_ids[index + 1],
-        segments=Segments.of([sequence.response_length for sequence in chosen], device=device),
+        segments=Segments.of([sequence.loss_tokens for sequence in chosen], device=device),
     )

@@ -20,7 +20,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
-from megagspo.algo.objective import Objective, Terms, TokenBatch
+from megagspo.algo.objective import Objective, token_batch
 from megagspo.config.schema import Config, Layout
 from megagspo.convert.registry import bound_rules
 from megagspo.convert.safetensors_io import HUGGING_FACE, HfCheckpoint, carry_files
@@ -33,31 +33,24 @@ from megagspo.policy.megatron_checkpoint import load_state, load_weights, save_s
 from megagspo.policy.optimizer import build_optimizer, build_schedule, wrap_data_parallel
 from megagspo.policy.packing import fill, plan_microbatches
 from megagspo.policy.reduce import gather_responses, sum_over_ranks
+from megagspo.policy.reference import Reference
 from megagspo.policy.weights import ModelWeights
-from megagspo.types import HfTensors, TrainSequence
+from megagspo.types import HfTensors, LogProbs, MiniBatch, TrainSequence
+
+_REFERENCE = "reference"  # folder of a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiniBatch:
-    """What one optimizer update learns from; the lists run parallel to sequences.
+class Gradient:
+    """What is known of a gradient beside the gradient, on every rank the same.
 
-    old_logprobs[i] [response tokens] float32; advantages[i]; token_weights[i]: the weight of each of its
-    response tokens in the loss, every normalisation over the whole mini-batch included.
+    loss: sum over tokens of weight x term; logprobs: of the weights it was taken at; fill: how full the
+    packed rows were, the only figure that depends on how the mini-batch was cut.
     """
 
-    sequences: Sequence[TrainSequence]
-    old_logprobs: Sequence[Tensor]
-    advantages: Sequence[float]
-    token_weights: Sequence[float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogProbs:
-    """For each sequence its response tokens' log-probabilities and the entropies they were drawn at, float32,
-    on the CPU."""
-
-    logprobs: list[Tensor]
-    entropies: list[Tensor]
+    loss: float
+    logprobs: LogProbs
+    fill: dict[str, float]
 
 
 class MegatronPolicy:
@@ -80,6 +73,7 @@ class MegatronPolicy:
             self.weights.load(HfCheckpoint(config.model.path))
         else:
             load_weights(Path(config.model.checkpoint), bare)
+        self.reference = Reference(bare) if config.algorithm.needs_reference else None
         with platform.megatron_calls():
             wrapped = Float16Module(bare.config, bare) if dtype == torch.bfloat16 else bare
             self.model = wrap_data_parallel(
@@ -100,44 +94,49 @@ class MegatronPolicy:
     # --- computing ------------------------------------------------------------------------------------------
 
     def logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> LogProbs:
-        """log pi(token) of every response token under softmax(logits / temperature), without gradient."""
-        own: list[tuple[MicroBatch, Tensor, Tensor]] = []
+        """log pi(token) of every loss token under softmax(logits / temperature), without gradient."""
+        own: list[_Scored] = []
 
         def keep(micro: MicroBatch, logits: Tensor, **_: Any) -> tuple[Tensor, dict[str, Tensor]]:
-            values, entropies = self._token_logprobs(micro, logits, temperature)
-            own.append((micro, values, entropies))
-            return values.sum(), {}
+            scored = self._score(micro, logits, temperature)
+            own.append(scored)
+            return scored.logprobs.sum(), {}
 
         with torch.no_grad():
             self._run(sequences, keep, forward_only=True)
-        lengths = [sequence.response_length for sequence in sequences]
-        contributes = self._is_reporter()
-        return LogProbs(
-            logprobs=gather_responses([(m.members, v) for m, v, _ in own], lengths, contributes=contributes),
-            entropies=gather_responses([(m.members, e) for m, _, e in own], lengths, contributes=contributes),
-        )
+        return self._gathered(own, sequences)
 
-    def forward_backward(
-        self, batch: MiniBatch, objective: Objective, *, temperature: float
-    ) -> dict[str, float]:
-        """Puts the gradient of sum over tokens of weight x term into the gradient buffers.
+    def ref_logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> list[Tensor]:
+        """As `logprobs`, of the reference policy."""
+        assert self.reference is not None
+        with self.reference.in_place():
+            return self.logprobs(sequences, temperature=temperature).logprobs
 
-        Returns sums over the mini-batch's response tokens (`loss` is the weighted sum itself, `tokens` their
-        number) and the largest ratio, the same for every way of cutting the batch; and how full the packed
-        rows were, which is not. Every rank gets the same.
-        """
-        reports: list[dict[str, Tensor]] = []
+    def forward_backward(self, batch: MiniBatch, objective: Objective, *, temperature: float) -> Gradient:
+        """Puts the gradient of sum over tokens of weight x term into the gradient buffers."""
+        own: list[_Scored] = []
+        losses: list[Tensor] = []
 
         def loss(micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            value, report = self._loss(micro, logits, batch, objective, temperature)
-            reports.append(report)
+            if micro.members:
+                scored = self._score(micro, logits, temperature)
+                value = _weighted_loss(scored, batch, objective)
+                own.append(scored)
+                losses.append(value.detach())
+            else:
+                # A micro-batch that only keeps this rank in step: no tokens, a loss of exactly 0 that reaches
+                # every parameter.
+                value = logits.sum() * 0.0
             return value, torch.zeros((), dtype=torch.int, device=value.device), {}
 
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        packed = self._run(batch.sequences, loss, forward_only=False)
-        sums = sum_over_ranks(reports, contributes=self._is_reporter(), device=self.platform.device)
-        return sums | packed
+        fill = self._run(batch.sequences, loss, forward_only=False)
+        return Gradient(
+            loss=sum_over_ranks(losses, contributes=self._is_reporter(), device=self.platform.device),
+            logprobs=self._gathered(own, batch.sequences),
+            fill=fill,
+        )
 
     def optimizer_step(self) -> tuple[float, float]:
         """One Adam update with the gradients gathered. Returns the gradient norm before clipping, and the
@@ -164,10 +163,14 @@ class MegatronPolicy:
         with self.platform.megatron_calls():
             counters = {"version": self.version, "updates": self.updates}
             save_state(directory, self._bare, self.optimizer, counters)
+            if self._renews_reference and self.reference:
+                self.reference.save(directory / _REFERENCE)
 
     def load(self, directory: Path) -> None:
         """Continues from a checkpoint written in any layout: weights, optimizer, learning rate, version."""
         with self.platform.megatron_calls():
+            if self._renews_reference and self.reference:  # else it is what the run began with
+                self.reference.load(directory / _REFERENCE)
             counters = load_state(directory, self._bare, self.optimizer)
         self.version, self.updates = counters["version"], counters["updates"]
         self.schedule.num_steps = 0
@@ -213,8 +216,8 @@ class MegatronPolicy:
             )
         return fill(plan, sequences)
 
-    def _token_logprobs(self, micro: MicroBatch, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """logits [1, T, V] -> the response tokens' log-probabilities and entropies, [R] each."""
+    def _score(self, micro: MicroBatch, logits: Tensor, temperature: float) -> _Scored:
+        """logits [1, T, V] -> the loss tokens' log-probabilities and entropies, [R] each."""
         part = vocabulary_part(
             columns=logits.shape[-1],
             vocab_size=self.architecture.vocab_size,
@@ -222,29 +225,25 @@ class MegatronPolicy:
             group=parallel_state.get_tensor_model_parallel_group(),
         )
         chosen = logits[0].index_select(0, micro.predictors)  # [R, V]
-        return token_logprobs(chosen, micro.targets, part, temperature=temperature)
+        logprobs, entropies = token_logprobs(chosen, micro.targets, part, temperature=temperature)
+        return _Scored(micro=micro, logprobs=logprobs, entropies=entropies)
 
-    def _loss(
-        self, micro: MicroBatch, logits: Tensor, batch: MiniBatch, objective: Objective, temperature: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The micro-batch's share of the loss, and what it adds to the report."""
-        train_logprobs, entropies = self._token_logprobs(micro, logits, temperature)
-        if not micro.members:
-            # A micro-batch that only keeps this rank in step: no tokens, a loss of exactly 0 that reaches
-            # every parameter.
-            return logits.sum() * 0.0, {}
-        device = logits.device
-        spread = micro.segments.spread
-        weights = spread(torch.tensor([batch.token_weights[i] for i in micro.members], device=device))
-        tokens = TokenBatch(
-            train_logprobs=train_logprobs,
-            old_logprobs=torch.cat([batch.old_logprobs[i] for i in micro.members]).to(device),
-            advantages=spread(torch.tensor([batch.advantages[i] for i in micro.members], device=device)),
-            segments=micro.segments,
+    def _gathered(self, own: Sequence[_Scored], sequences: Sequence[TrainSequence]) -> LogProbs:
+        """Every sequence's, on every rank."""
+        lengths = [sequence.loss_tokens for sequence in sequences]
+        logprobs, entropies = (
+            gather_responses(
+                [(scored.micro.members, getattr(scored, name).detach()) for scored in own],
+                lengths,
+                contributes=self._is_reporter(),
+            )
+            for name in ("logprobs", "entropies")
         )
-        terms = objective(tokens)
-        loss = (weights * terms.loss).sum()
-        return loss, _report(loss, terms, entropies)
+        return LogProbs(logprobs=logprobs, entropies=entropies)
+
+    @property
+    def _renews_reference(self) -> bool:
+        return self.config.algorithm.kl.reference_every > 0
 
     def _is_reporter(self) -> bool:
         """Of the ranks that compute the same log-probabilities exactly one reports them."""
@@ -253,14 +252,18 @@ class MegatronPolicy:
         )
 
 
-def _report(loss: Tensor, terms: Terms, entropies: Tensor) -> dict[str, Tensor]:
-    """Sums over the micro-batch's response tokens; `ratio_max` is a maximum."""
-    return {
-        "loss": loss.detach().double(),
-        "tokens": torch.tensor(float(len(entropies)), dtype=torch.float64, device=loss.device),
-        "entropy": entropies.double().sum(),
-        "ratio": terms.ratio.double().sum(),
-        "ratio_max": terms.ratio.double().max(),
-        "clipped_low": terms.clipped_low.double().sum(),
-        "clipped_high": terms.clipped_high.double().sum(),
-    }
+@dataclass(frozen=True, kw_only=True)
+class _Scored:
+    """The loss tokens of a micro-batch under the policy, laid end to end: [R] float32 each."""
+
+    micro: MicroBatch
+    logprobs: Tensor
+    entropies: Tensor
+
+
+def _weighted_loss(scored: _Scored, batch: MiniBatch, objective: Objective) -> Tensor:
+    """The micro-batch's share of the loss: sum over its tokens of weight x term."""
+    micro, device = scored.micro, scored.logprobs.device
+    terms = objective(token_batch(batch, micro.members, scored.logprobs, scored.entropies))
+    weights = torch.tensor([batch.token_weights[i] for i in micro.members], device=device)
+    return (micro.segments.spread(weights) * terms.loss).sum()
