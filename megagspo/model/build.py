@@ -16,6 +16,7 @@ from megagspo.config.schema import Layout
 from megagspo.model.architecture import Architecture, check_divides
 from megagspo.model.attention import PackedAttention
 from megagspo.model.norm import RMSNorm
+from megagspo.model.output import return_hidden_states
 from megagspo.platform.device import Platform
 
 VOCABULARY_DIVISOR = 128
@@ -111,6 +112,7 @@ def build_model(
             rotary_base=architecture.rotary_base,
             parallel_output=True,
         ).to(platform.device)
+    return_hidden_states(model)
     _mark_experts(model)
     return model
 

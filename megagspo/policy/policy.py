@@ -26,6 +26,7 @@ from megagspo.convert.registry import bound_rules
 from megagspo.convert.safetensors_io import HUGGING_FACE, HfCheckpoint, carry_files
 from megagspo.model.architecture import read_architecture, read_config
 from megagspo.model.build import build_model
+from megagspo.model.output import output_matrix
 from megagspo.platform.device import Platform
 from megagspo.policy.batch import MicroBatch, pack
 from megagspo.policy.logprob import token_logprobs, vocabulary_part
@@ -97,8 +98,8 @@ class MegatronPolicy:
         """log pi(token) of every loss token under softmax(logits / temperature), without gradient."""
         own: list[_Scored] = []
 
-        def keep(micro: MicroBatch, logits: Tensor, **_: Any) -> tuple[Tensor, dict[str, Tensor]]:
-            scored = self._score(micro, logits, temperature)
+        def keep(micro: MicroBatch, hidden: Tensor, **_: Any) -> tuple[Tensor, dict[str, Tensor]]:
+            scored = self._score(micro, hidden, temperature)
             own.append(scored)
             return scored.logprobs.sum(), {}
 
@@ -117,16 +118,16 @@ class MegatronPolicy:
         own: list[_Scored] = []
         losses: list[Tensor] = []
 
-        def loss(micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def loss(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             if micro.members:
-                scored = self._score(micro, logits, temperature)
+                scored = self._score(micro, hidden, temperature)
                 value = _weighted_loss(scored, batch, objective)
                 own.append(scored)
                 losses.append(value.detach())
             else:
                 # A micro-batch that only keeps this rank in step: no tokens, a loss of exactly 0 that reaches
-                # every parameter.
-                value = logits.sum() * 0.0
+                # every parameter before the output matrix.
+                value = hidden.sum() * 0.0
             return value, torch.zeros((), dtype=torch.int, device=value.device), {}
 
         self.model.zero_grad_buffer()
@@ -216,16 +217,18 @@ class MegatronPolicy:
             )
         return fill(plan, sequences)
 
-    def _score(self, micro: MicroBatch, logits: Tensor, temperature: float) -> _Scored:
-        """logits [1, T, V] -> the loss tokens' log-probabilities and entropies, [R] each."""
+    def _score(self, micro: MicroBatch, hidden: Tensor, temperature: float) -> _Scored:
+        """Hidden states [1, T, D] -> the loss tokens' log-probabilities and entropies, [R] each."""
+        weight = output_matrix(self._bare)
         part = vocabulary_part(
-            columns=logits.shape[-1],
+            rows=len(weight),
             vocab_size=self.architecture.vocab_size,
             rank=parallel_state.get_tensor_model_parallel_rank(),
             group=parallel_state.get_tensor_model_parallel_group(),
         )
-        chosen = logits[0].index_select(0, micro.predictors)  # [R, V]
-        logprobs, entropies = token_logprobs(chosen, micro.targets, part, temperature=temperature)
+        # Float16Module hands float32 over; back in the weights' format nothing is lost.
+        chosen = hidden[0].index_select(0, micro.predictors).to(weight.dtype)  # [R, D]
+        logprobs, entropies = token_logprobs(chosen, weight, micro.targets, part, temperature=temperature)
         return _Scored(micro=micro, logprobs=logprobs, entropies=entropies)
 
     def _gathered(self, own: Sequence[_Scored], sequences: Sequence[TrainSequence]) -> LogProbs:
