@@ -53,19 +53,38 @@ Objective = Callable[[TokenBatch], Terms]
 
 
 def token_batch(
-    batch: MiniBatch, members: Sequence[int], train_logprobs: Tensor, entropies: Tensor
+    batch: MiniBatch,
+    members: Sequence[int],
+    train_logprobs: Tensor,
+    entropies: Tensor,
+    *,
+    tokens: Tensor | None = None,
+    segments: Segments | None = None,
 ) -> TokenBatch:
     """The loss tokens of some sequences of a mini-batch, laid end to end, with the policy's values for them
-    ([R] each), on their device."""
+    ([R] each), on their device.
+
+    tokens [R], segments: which of those loss tokens the values are of, where it is not all (context
+    parallelism).
+    """
+    if segments is None:
+        lengths = [batch.sequences[i].loss_tokens for i in members]
+        segments = Segments.of(lengths, device=train_logprobs.device)
 
     def joined(values: Sequence[Tensor] | None) -> Tensor | None:
-        return None if values is None else _cat([values[i] for i in members], like=train_logprobs)
+        if values is None:
+            return None
+        whole = _cat([values[i] for i in members], like=train_logprobs)
+        return whole if tokens is None else whole[tokens]
 
+    old_logprobs, advantages = joined(batch.old_logprobs), joined(batch.advantages)
+    assert old_logprobs is not None
+    assert advantages is not None
     return TokenBatch(
         train_logprobs=train_logprobs,
-        old_logprobs=_cat([batch.old_logprobs[i] for i in members], like=train_logprobs),
-        advantages=_cat([batch.advantages[i] for i in members], like=train_logprobs),
-        segments=Segments.of([batch.sequences[i].loss_tokens for i in members], device=train_logprobs.device),
+        old_logprobs=old_logprobs,
+        advantages=advantages,
+        segments=segments,
         rollout_logprobs=joined(batch.rollout_logprobs),
         ref_logprobs=joined(batch.ref_logprobs),
         entropies=entropies,

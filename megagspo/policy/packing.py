@@ -14,19 +14,23 @@ Plan = list[list[list[int]]]
 micro-batches."""
 
 
-def plan_microbatches(sequences: Sequence[TrainSequence], *, data_parallel: int, token_budget: int) -> Plan:
+def plan_microbatches(
+    sequences: Sequence[TrainSequence], *, data_parallel: int, token_budget: int, multiple: int = 1
+) -> Plan:
     """Spreads sequences over ranks by tokens, then packs each rank's into as few micro-batches of at most
-    token_budget tokens.
+    token_budget tokens. A sequence takes the next multiple of `multiple` places (context parallelism).
 
     Ranks of one expert or pipeline group wait for each other in every micro-batch, so the number is the same
     for all: ranks with less to do get empty ones. Raises DataError naming a sequence that is longer than the
     budget on its own.
     """
-    lengths = [len(sequence.token_ids) for sequence in sequences]
+    lengths = _places(sequences, multiple)
     for sequence, length in zip(sequences, lengths, strict=True):
         if length > token_budget:
+            tokens = len(sequence.token_ids)
+            filled = f" and takes {length} places under context parallelism" if length > tokens else ""
             raise DataError(
-                f"sequence {sequence.id} has {length} tokens, more than "
+                f"sequence {sequence.id} has {tokens} tokens{filled}, more than "
                 f"trainer.tokens_per_microbatch={token_budget}: raise it to at least {length}, "
                 "or lower data.prompt_length_max or rollout.response_length_max"
             )
@@ -66,13 +70,20 @@ def _longest_first(positions: Sequence[int], lengths: Sequence[int]) -> list[int
     return sorted(positions, key=lambda position: (-lengths[position], position))
 
 
-def fill(plan: Plan, sequences: Sequence[TrainSequence]) -> dict[str, float]:
+def _places(sequences: Sequence[TrainSequence], multiple: int) -> list[int]:
+    """What each sequence takes of a row."""
+    lengths = (len(sequence.token_ids) for sequence in sequences)
+    return [length + -length % multiple for length in lengths]
+
+
+def fill(plan: Plan, sequences: Sequence[TrainSequence], *, multiple: int = 1) -> dict[str, float]:
     """How full the packed rows are: tokens, and the places they take when every rank waits for the longest
     row of each turn."""
-    rows = [[sum(len(sequences[i].token_ids) for i in members) for members in share] for share in plan]
+    lengths = _places(sequences, multiple)
+    rows = [[sum(lengths[i] for i in members) for members in share] for share in plan]
     places = sum(len(plan) * max(turn) for turn in zip(*rows, strict=True))
     return {
-        "packed_tokens": float(sum(map(sum, rows))),
+        "packed_tokens": float(sum(len(sequence.token_ids) for sequence in sequences)),
         "packed_places": float(places),
         "sequences": float(len(sequences)),
     }

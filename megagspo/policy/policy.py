@@ -26,14 +26,15 @@ from megagspo.convert.registry import bound_rules
 from megagspo.convert.safetensors_io import HUGGING_FACE, HfCheckpoint, carry_files
 from megagspo.model.architecture import read_architecture, read_config
 from megagspo.model.build import build_model
+from megagspo.model.context import ContextShare, sequence_multiple
 from megagspo.model.output import output_matrix
 from megagspo.platform.device import Platform
-from megagspo.policy.batch import MicroBatch, pack
+from megagspo.policy.batch import MicroBatch, RowShape, pack
 from megagspo.policy.logprob import token_logprobs, vocabulary_part
 from megagspo.policy.megatron_checkpoint import load_state, load_weights, save_state
 from megagspo.policy.optimizer import build_optimizer, build_schedule, wrap_data_parallel
 from megagspo.policy.packing import fill, plan_microbatches
-from megagspo.policy.reduce import gather_responses, sum_over_ranks
+from megagspo.policy.reduce import gather_responses, sum_over_ranks, total_over
 from megagspo.policy.reference import Reference
 from megagspo.policy.weights import ModelWeights
 from megagspo.types import HfTensors, LogProbs, MiniBatch, TrainSequence
@@ -186,11 +187,13 @@ class MegatronPolicy:
             sequences,
             data_parallel=self.layout.data,
             token_budget=self.config.trainer.tokens_per_microbatch,
+            multiple=sequence_multiple(self.layout.context),
         )
         mine = plan[parallel_state.get_data_parallel_rank()]
-        multiple = self.layout.tensor if self.layout.sequence else 1
+        group = parallel_state.get_context_parallel_group()
         micro_batches = [
-            pack(sequences, members, multiple=multiple, device=self.platform.device) for members in mine
+            pack(sequences, members, shape=self._shape, total=total_over(group), device=self.platform.device)
+            for members in mine
         ]
 
         def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, Any]:
@@ -209,13 +212,12 @@ class MegatronPolicy:
                 data_iterator=iter(micro_batches),
                 model=[self.model],
                 num_microbatches=len(micro_batches),
-                seq_length=micro_batches[0].input_ids.shape[
-                    1
-                ],  # the schedules ask for it; rows of any length travel
+                # The schedules ask for it; rows of any length travel.
+                seq_length=micro_batches[0].input_ids.shape[1] * self.layout.context,
                 micro_batch_size=1,
                 forward_only=forward_only,
             )
-        return fill(plan, sequences)
+        return fill(plan, sequences, multiple=sequence_multiple(self.layout.context))
 
     def _score(self, micro: MicroBatch, hidden: Tensor, temperature: float) -> _Scored:
         """Hidden states [1, T, D] -> the loss tokens' log-probabilities and entropies, [R] each."""
@@ -236,7 +238,10 @@ class MegatronPolicy:
         lengths = [sequence.loss_tokens for sequence in sequences]
         logprobs, entropies = (
             gather_responses(
-                [(scored.micro.members, getattr(scored, name).detach()) for scored in own],
+                [
+                    (scored.micro.members, scored.micro.tokens, getattr(scored, name).detach())
+                    for scored in own
+                ],
                 lengths,
                 contributes=self._is_reporter(),
             )
@@ -245,11 +250,19 @@ class MegatronPolicy:
         return LogProbs(logprobs=logprobs, entropies=entropies)
 
     @property
+    def _shape(self) -> RowShape:
+        return RowShape(
+            share=ContextShare(rank=parallel_state.get_context_parallel_rank(), size=self.layout.context),
+            multiple=self.layout.tensor if self.layout.sequence else 1,
+        )
+
+    @property
     def _renews_reference(self) -> bool:
         return self.config.algorithm.kl.reference_every > 0
 
     def _is_reporter(self) -> bool:
-        """Of the ranks that compute the same log-probabilities exactly one reports them."""
+        """Of the ranks that compute the same log-probabilities exactly one reports them; context-parallel
+        ranks each compute their own."""
         return (
             parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
         )
@@ -267,6 +280,15 @@ class _Scored:
 def _weighted_loss(scored: _Scored, batch: MiniBatch, objective: Objective) -> Tensor:
     """The micro-batch's share of the loss: sum over its tokens of weight x term."""
     micro, device = scored.micro, scored.logprobs.device
-    terms = objective(token_batch(batch, micro.members, scored.logprobs, scored.entropies))
+    terms = objective(
+        token_batch(
+            batch,
+            micro.members,
+            scored.logprobs,
+            scored.entropies,
+            tokens=micro.tokens,
+            segments=micro.segments,
+        )
+    )
     weights = torch.tensor([batch.token_weights[i] for i in micro.members], device=device)
     return (micro.segments.spread(weights) * terms.loss).sum()

@@ -29,6 +29,13 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "tp2_ep2_dp2": {"tensor": 2, "expert": 2, "data": 2},
     "tp2_ep2_etp2": {"tensor": 2, "expert": 2, "expert_tensor": 2},
     "ep4": {"expert": 4},
+    "cp2": {"context": 2},
+    "cp4": {"context": 4},
+    "cp2_dp2": {"context": 2, "data": 2},
+    "cp2_tp2": {"context": 2, "tensor": 2},
+    "cp2_pp2": {"context": 2, "pipeline": 2},
+    "cp2_ep2": {"context": 2, "expert": 2},
+    "cp2_tp2_ep2_etp2": {"context": 2, "tensor": 2, "expert": 2, "expert_tensor": 2},
 }
 ONE_ROW, SEVERAL_ROWS = 4096, 48  # tokens a micro-batch; the longest sequence has 40
 
@@ -172,7 +179,7 @@ def test_gradient_is_the_same_for_every_layout_and_micro_batch_size(
         assert_same_gradients(outcome.gradients, one_rank.gradients)
 
 
-@pytest.mark.parametrize("layout", ["dp2", "ep2", "tp2_ep2_pp2"])
+@pytest.mark.parametrize("layout", ["dp2", "ep2", "tp2_ep2_pp2", "cp2_dp2"])
 def test_gradient_is_the_same_without_the_distributed_optimizer(
     ranks: RankPool, moe_dir: Path, one_rank: Outcome, layout: str
 ) -> None:
@@ -183,7 +190,9 @@ def test_gradient_is_the_same_without_the_distributed_optimizer(
 
 
 @pytest.mark.parametrize(
-    "layout", [{"tensor": 2}, {"tensor": 2, "sequence": False}, {"pipeline": 2}, {"data": 2}], ids=str
+    "layout",
+    [{"tensor": 2}, {"tensor": 2, "sequence": False}, {"pipeline": 2}, {"data": 2}, {"context": 2}],
+    ids=str,
 )
 @pytest.mark.parametrize("model", ["dense_dir", "tied_dir"])
 def test_gradient_of_a_dense_model_is_the_same_for_every_layout(
@@ -198,7 +207,9 @@ def test_gradient_of_a_dense_model_is_the_same_for_every_layout(
 
 
 @pytest.mark.parametrize(
-    "layout", [{"data": 2}, {"expert": 2}, {"expert": 4}, {"pipeline": 2, "data": 2}], ids=str
+    "layout",
+    [{"data": 2}, {"expert": 2}, {"expert": 4}, {"pipeline": 2, "data": 2}, {"context": 2, "expert": 4}],
+    ids=str,
 )
 def test_rank_without_samples_adds_nothing(ranks: RankPool, moe_dir: Path, layout: dict[str, int]) -> None:
     """A10: one sequence for several data-parallel ranks: those without one add 0 to every sum and count."""
@@ -213,7 +224,7 @@ def test_every_rank_is_told_every_loss_tokens_logprob(
     ranks: RankPool, moe_dir: Path, one_rank: Outcome
 ) -> None:
     assert [len(v) for v in one_rank.logprobs.logprobs] == [s.loss_tokens for s in make_sequences(13)]
-    for sizes in (LAYOUTS["tp2_ep2_pp2"], LAYOUTS["tp2_ep2_etp2"]):
+    for sizes in (LAYOUTS["tp2_ep2_pp2"], LAYOUTS["tp2_ep2_etp2"], LAYOUTS["cp2_tp2"], LAYOUTS["cp4"]):
         for outcome in ranks.run(first_step, moe_dir, 13, SEVERAL_ROWS, True, **sizes):
             assert_same_logprobs(outcome.logprobs, one_rank.logprobs)
 
@@ -225,7 +236,9 @@ def loss_with_nan(layout: Any, platform: Any, model: Path) -> float:
     return policy.forward_backward(batch, make_objective(), temperature=1.0).loss
 
 
-@pytest.mark.parametrize("layout", [{}, {"data": 2}, {"tensor": 2}, {"expert": 4}, {"pipeline": 2}], ids=str)
+@pytest.mark.parametrize(
+    "layout", [{}, {"data": 2}, {"tensor": 2}, {"expert": 4}, {"pipeline": 2}, {"context": 2}], ids=str
+)
 def test_nan_in_one_sequence_is_visible_in_every_layout(
     ranks: RankPool, moe_dir: Path, layout: dict[str, int]
 ) -> None:

@@ -47,6 +47,13 @@ def test_sample_longer_than_the_limit_is_named() -> None:
         plan_microbatches(sequences([7, 8, 9]), data_parallel=2, token_budget=8)
 
 
+def test_context_parallel_filling_counts_against_the_limit() -> None:
+    plan = plan_microbatches(sequences([5, 5]), data_parallel=1, token_budget=10, multiple=4)
+    assert plan == [[[0], [1]]]  # 8 places each
+    with pytest.raises(DataError, match=r"s0 has 9 tokens and takes 12 places.*=10: raise it to at least 12"):
+        plan_microbatches(sequences([9]), data_parallel=1, token_budget=10, multiple=4)
+
+
 def test_plan_is_the_same_every_time() -> None:
     draw = random.Random(0)
     batch = sequences([draw.choice([5, 5, 7, 12]) for _ in range(50)])
