@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -90,7 +90,7 @@ def evaluate(
         mark = "right" if sample.reward >= full_reward(loaded.reward) else "wrong"
         console.print(f"{sample.prompt.text.strip()}  ->  {sample.text.strip()}  ({mark})", markup=False)
     if json_file:
-        json_file.write_text(json.dumps({"model": loaded.model.path, **scores}, indent=2) + "\n")
+        _write_json(json_file, {"model": loaded.model.path, **scores})
 
 
 @convert.command(
@@ -143,6 +143,36 @@ def verify(
     print(f"{a} and {b} are the same")
 
 
+@app.command(epilog="Example: megagspo conformance --vectors mine.json --json results.json")
+def conformance(
+    vectors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file of vectors, or a directory of them; left out: megagspo's."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write what came of each vector to this file.")
+    ] = None,
+) -> None:
+    """The objectives against reference vectors, see tests/conformance/README.md; exits 1 when one fails."""
+    from megagspo.conformance.comparison import as_json, run_vectors
+    from megagspo.conformance.vectors import read_vectors, shipped_vectors
+
+    results = run_vectors(read_vectors(vectors or shipped_vectors()))
+    if json_file:
+        _write_json(json_file, [as_json(result) for result in results])
+    failed = [result for result in results if result.wrong]
+    table = Table(title=f"{len(results) - len(failed)} of {len(results)} vectors pass")
+    for heading in ("vector", "objective", "", "where it differs"):
+        table.add_column(heading)
+    for result in results:
+        name = str(result.vector.algorithm.get("name", "gspo"))
+        wrong = "\n".join(result.wrong[:3])
+        table.add_row(result.vector.name, name, "FAIL" if result.wrong else "pass", wrong)
+    Console(highlight=False, markup=False).print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example: megagspo doctor")
 def doctor() -> None:
     """Versions, devices, what works on this machine, what is missing and how to get it."""
@@ -152,6 +182,13 @@ def doctor() -> None:
     for finding in findings():
         table.add_row(finding.what, {True: "yes", False: "no"}[finding.works], finding.detail)
     Console(highlight=False).print(table)
+
+
+def _write_json(file: Path, content: Any) -> None:
+    try:
+        file.write_text(json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise MissingError(f"--json: cannot write {file}: {error.strerror}: name another file") from error
 
 
 def _checked(file: Path, overrides: list[str] | None) -> Config:
