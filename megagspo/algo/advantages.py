@@ -56,13 +56,13 @@ class _Population:
 
     def __init__(self, values: Values, ddof: int) -> None:
         flat = [value for response in values for value in response]
-        means = [math.fsum(response) / len(response) for response in values]
+        means = [_sum(row) / len(row) for row in values]
         self.size = len(values)
-        self.total = math.fsum(means)
+        self.total = _sum(means)
         self.mean = self.total / self.size if values else 0.0
         self.constant = all(value == flat[0] for value in flat)  # False for NaN, which must stay visible
-        squares = [math.fsum((v - self.mean) ** 2 for v in response) / len(response) for response in values]
-        self.std = math.sqrt(math.fsum(squares) / max(1, self.size - ddof))
+        squares = [_sum([(v - self.mean) * (v - self.mean) for v in row]) / len(row) for row in values]
+        self.std = math.sqrt(_sum(squares) / max(1, self.size - ddof))
 
 
 def _centred(
@@ -78,7 +78,7 @@ def _centred(
     if any(concerned[word].constant for word in (config.baseline, config.scale) if word != "none"):
         return [0.0] * len(values)
     if config.baseline == "leave_one_out":
-        own = math.fsum(values) / len(values)
+        own = _sum(values) / len(values)
         # A single response that is NaN has no others; it comes this far, since NaN is no constant.
         baseline = (group.total - own) / (group.size - 1) if group.size > 1 else own
     else:
@@ -86,3 +86,12 @@ def _centred(
     if config.scale == "none":
         return [value - baseline for value in values]
     return [(value - baseline) / (concerned[config.scale].std + config.eps) for value in values]
+
+
+def _sum(values: Sequence[float]) -> float:
+    """Correctly rounded; what overflows, or holds infinities of both signs, is infinite or NaN and no
+    error."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return sum(values)

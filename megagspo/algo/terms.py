@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from megagspo.algo.kl import kl_estimate
@@ -44,8 +45,9 @@ def with_all_terms(surrogate: Objective, config: AlgorithmConfig) -> Objective:
 
 def _on_policy_enough(batch: TokenBatch, threshold: float) -> Tensor:
     """[R]: 0 at the tokens of a response with a negative advantage whose mean log pi_rollout - log pi_theta
-    is above the threshold, decided once for the whole response (DeepSeek-V3.2 report); 1 elsewhere."""
+    is above the threshold, decided once for the whole response (DeepSeek-V3.2 report); 1 elsewhere. NaN in
+    that mean stays NaN."""
     assert batch.rollout_logprobs is not None
     gap = batch.segments.mean(batch.rollout_logprobs - batch.train_logprobs.detach())  # [N]
     dropped = (gap > threshold) & (batch.segments.mean(batch.advantages) < 0)
-    return batch.segments.spread((~dropped).to(gap.dtype))
+    return batch.segments.spread(torch.where(gap.isnan(), gap, (~dropped).to(gap.dtype)))

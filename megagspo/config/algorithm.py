@@ -180,11 +180,13 @@ class AlgorithmConfig(Section):
     @classmethod
     def _defaults_of_the_algorithm(cls, values: Any) -> Any:
         """Fills in what depends on the algorithm, so that a saved configuration holds the values used."""
-        if not isinstance(values, dict) or (name := values.get("name", "gspo")) not in DEFAULTS:
-            return values
+        name = values.get("name", "gspo") if isinstance(values, dict) else None
+        if not isinstance(name, str) or name not in DEFAULTS:
+            return values  # for what comes next to complain about
         defaults = asdict(DEFAULTS[name])
-        if name == "hybrid" and isinstance(weight := values.get("hybrid_weight", 0.5), int | float):
-            defaults["clip_low"], defaults["clip_high"] = between_ranges(min(max(weight, 0.0), 1.0))
+        weight = values.get("hybrid_weight", 0.5)
+        if name == "hybrid" and isinstance(weight, int | float) and 0 <= weight <= 1:
+            defaults["clip_low"], defaults["clip_high"] = between_ranges(weight)
         advantage = {key: defaults.pop(key) for key in ("baseline", "scale")}
         given = {key: value for key, value in values.items() if value is not None or key not in defaults}
         filled = defaults | given

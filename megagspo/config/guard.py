@@ -18,7 +18,7 @@ REFUSE_FROM = 0.05
 def guard(algorithm: AlgorithmConfig) -> list[str]:
     """Warnings for the user to read. Raises ConfigError where the settings contradict the objective."""
     _refuse_combinations(algorithm)
-    return [*_wide_clip(algorithm), *_doubtful(algorithm)]
+    return [*_wide_clip(algorithm), *_doubtful(algorithm), *_without_effect(algorithm)]
 
 
 def check_group_size(algorithm: AlgorithmConfig, responses: int) -> None:
@@ -105,10 +105,33 @@ def _doubtful(algorithm: AlgorithmConfig) -> Iterator[str]:
             "algorithm.advantage.scale=group_std with algorithm.name=dr_grpo: not dividing by the group's "
             "deviation is what it is about (arXiv 2503.20783): remove the key"
         )
-    if algorithm.name == "gspo_token" and algorithm.aggregation == "token_mean":
+    if algorithm.name == "gspo_token" and algorithm.aggregation != "sequence_mean":
         yield (
-            "algorithm.aggregation=token_mean with algorithm.name=gspo_token: long responses weigh more than "
-            "the paper's mean over responses has them"
+            f"algorithm.aggregation={algorithm.aggregation} with algorithm.name=gspo_token: long responses "
+            "weigh more than in the paper's mean over responses (arXiv 2507.18071, eq. 13): remove the key"
+        )
+
+
+def _without_effect(algorithm: AlgorithmConfig) -> Iterator[str]:
+    """Settings that do nothing, for lack of another one."""
+    overlong = algorithm.overlong
+    if (overlong.buffer > 0) != (overlong.penalty > 0):
+        given, absent = ("buffer", "penalty") if overlong.buffer else ("penalty", "buffer")
+        yield (
+            f"algorithm.overlong.{given}={getattr(overlong, given):g} without {absent}: no length is "
+            f"punished: set algorithm.overlong.{absent} too (arXiv 2503.14476 has a buffer of a fifth of the "
+            "longest response, and penalty 1)"
+        )
+    if algorithm.kl.reference_every > 0 and not algorithm.needs_reference:
+        yield (
+            f"algorithm.kl.reference_every={algorithm.kl.reference_every} with algorithm.kl.coefficient=0: "
+            "there is no reference: set a coefficient, or remove the key"
+        )
+    if algorithm.length_constant is not None and algorithm.aggregation != "constant_length":
+        yield (
+            f"algorithm.length_constant={algorithm.length_constant} with "
+            f"algorithm.aggregation={algorithm.aggregation}, which does not divide by it: remove the key, or "
+            "set algorithm.aggregation=constant_length"
         )
 
 

@@ -55,14 +55,14 @@ def respond(
 
 
 MOST_ROUNDS = 10
-"""How often dynamic sampling draws further prompts before it goes on with what it has."""
+"""Dynamic sampling goes on with the groups it has after so many rounds, the step's first prompts included."""
 
 
 def varied_groups(
     parts: Respondent, stream: PromptStream, samples: list[Sample], *, groups: int, responses: int, step: int
 ) -> list[Sample]:
     """Dynamic sampling (arXiv 2503.14476, section 3.2): replaces groups whose rewards are all equal by groups
-    of further prompts, until there are `groups` or MOST_ROUNDS rounds were drawn. In order of drawing.
+    of further prompts, until there are `groups` of them or MOST_ROUNDS is reached. In order of drawing.
 
     Raises DataError when no group at all has rewards that differ.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from megagspo.algo.objective import Objective, Terms, TokenBatch, clipped_terms
 from megagspo.config.algorithm import AlgorithmConfig
 
@@ -21,12 +23,19 @@ def blended(config: AlgorithmConfig, *, weight: float) -> Objective:
 
     def terms(batch: TokenBatch) -> Terms:
         new = batch.train_logprobs
-        difference = new - batch.old_logprobs  # d, [R]
-        mean = batch.segments.spread(batch.segments.mean(difference.detach()))
-        # l - sg[l] is exactly 0 and comes first: added to the mean, it would round effects of 3e-4 away in
-        # low precision.
-        exponent = weight * ((new - new.detach()) + mean) + (1 - weight) * difference
+        difference = (new - batch.old_logprobs).detach()  # d, [R]
+        mean = batch.segments.spread(batch.segments.mean(difference))
+        # l - sg[l] is exactly 0 and comes first: l + mean - sg[l] would round effects of 3e-4 away in low
+        # precision. Its slope is 1, as that of a (l - sg[l]) + (1 - a) d.
+        exponent = (new - new.detach()) + _between(mean, difference, weight)
         ratio = exponent.clamp(-config.log_ratio_max, config.log_ratio_max).exp()
         return clipped_terms(ratio, batch.advantages, config)
 
     return terms
+
+
+def _between(sequence: Tensor, token: Tensor, weight: float) -> Tensor:
+    """a sequence + (1 - a) token; an end is taken as it is, for 0 times an infinite log-ratio is NaN."""
+    if weight in (0.0, 1.0):
+        return sequence if weight else token
+    return weight * sequence + (1 - weight) * token
