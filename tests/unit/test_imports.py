@@ -18,7 +18,7 @@ TIERS = [
     {"config"},
     {"algo", "data", "convert", "model", "platform"},
     {"rollout", "reward", "policy", "sync", "observe"},
-    {"assembly", "stages", "measure", "evaluate", "loop", "sft", "conversion", "doctor"},
+    {"assembly", "stages", "measure", "evaluate", "loop", "sft", "conversion", "conformance", "doctor"},
     {"launcher"},
     {"cli"},
     {"__main__"},
@@ -28,8 +28,18 @@ ALLOWED = {
     ("model", "platform"): "the model is built for a device",
 }
 TIER_OF = {name: number for number, tier in enumerate(TIERS) for name in tier}
-# Files of the loop's tier read top to bottom: each may import those before it.
-LOOP_TIER = ["assembly", "stages", "measure", "evaluate", "loop", "sft", "conversion", "doctor"]
+# The loop's tier reads top to bottom: each may import those before it.
+LOOP_TIER = [
+    "assembly",
+    "stages",
+    "measure",
+    "evaluate",
+    "loop",
+    "sft",
+    "conversion",
+    "conformance",
+    "doctor",
+]
 
 
 def modules() -> Iterator[tuple[str, Path]]:
