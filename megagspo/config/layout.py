@@ -20,6 +20,7 @@ class Layout:
 
     tensor: int
     pipeline: int
+    virtual_pipeline: int = 1
     context: int = 1
     expert: int
     expert_tensor: int
@@ -36,6 +37,8 @@ class ParallelConfig(Section):
     """Ranks that share each attention and dense layer (tensor parallel)."""
     pipeline: AtLeastOne = 1
     """Stages that the layers are divided into (pipeline parallel)."""
+    virtual_pipeline: AtLeastOne = 1
+    """Chunks of layers on each stage, interleaved to shorten the pipeline's idle time; 1: off."""
     context: AtLeastOne = 1
     """Ranks that share the tokens of each sequence (context parallel): for sequences too long for one."""
     expert: AtLeastOne = 1
@@ -84,6 +87,7 @@ class ParallelConfig(Section):
         return Layout(
             tensor=self.tensor,
             pipeline=self.pipeline,
+            virtual_pipeline=self._chunks(),
             context=self.context,
             expert=self.expert,
             expert_tensor=self.expert_tensor,
@@ -117,6 +121,14 @@ class ParallelConfig(Section):
     def _model_sizes(self) -> str:
         sizes = f"parallel.tensor={self.tensor} * pipeline={self.pipeline}"
         return sizes + (f" * context={self.context}" if self.context > 1 else "")
+
+    def _chunks(self) -> int:
+        if self.virtual_pipeline > 1 and self.pipeline == 1:
+            raise ConfigError(
+                f"parallel.virtual_pipeline={self.virtual_pipeline} cuts the layers of a pipeline stage into "
+                "chunks, but parallel.pipeline=1: remove parallel.virtual_pipeline or set parallel.pipeline=2"
+            )
+        return self.virtual_pipeline
 
     def _sequence(self) -> bool:
         if self.sequence and self.tensor == 1:

@@ -87,6 +87,12 @@ def check_divides(architecture: Architecture, layout: Layout) -> None:
         ("parallel.tensor", layout.tensor, "attention heads", sizes["num_attention_heads"]),
         ("parallel.tensor", layout.tensor, "key/value heads", sizes["num_query_groups"]),
         ("parallel.pipeline", layout.pipeline, "layers", sizes["num_layers"]),
+        (
+            "parallel.virtual_pipeline",
+            layout.virtual_pipeline,
+            "layers a pipeline stage",
+            sizes["num_layers"] // layout.pipeline,
+        ),
         ("parallel.expert", layout.expert, "experts", experts),
         (
             "parallel.expert_tensor",

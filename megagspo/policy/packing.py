@@ -15,14 +15,19 @@ micro-batches."""
 
 
 def plan_microbatches(
-    sequences: Sequence[TrainSequence], *, data_parallel: int, token_budget: int, multiple: int = 1
+    sequences: Sequence[TrainSequence],
+    *,
+    data_parallel: int,
+    token_budget: int,
+    multiple: int = 1,
+    count_multiple: int = 1,
 ) -> Plan:
     """Spreads sequences over ranks by tokens, then packs each rank's into as few micro-batches of at most
     token_budget tokens. A sequence takes the next multiple of `multiple` places (context parallelism).
 
     Ranks of one expert or pipeline group wait for each other in every micro-batch, so the number is the same
-    for all: ranks with less to do get empty ones. Raises DataError naming a sequence that is longer than the
-    budget on its own.
+    for all, and a multiple of count_multiple: ranks with less to do get empty ones. Raises DataError naming a
+    sequence that is longer than the budget on its own.
     """
     lengths = _places(sequences, multiple)
     for sequence, length in zip(sequences, lengths, strict=True):
@@ -36,6 +41,7 @@ def plan_microbatches(
             )
     shares = [_pack(share, lengths, token_budget) for share in _spread(lengths, data_parallel)]
     count = max(1, max(len(share) for share in shares))
+    count += -count % count_multiple
     return [share + [[] for _ in range(count - len(share))] for share in shares]
 
 

@@ -8,34 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import finalize_model_grads
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
-from megagspo.algo.objective import Objective, token_batch
+from megagspo.algo.objective import Objective
 from megagspo.config.schema import Config, Layout
 from megagspo.convert.registry import bound_rules
 from megagspo.convert.safetensors_io import HUGGING_FACE, HfCheckpoint, carry_files
 from megagspo.model.architecture import read_architecture, read_config
 from megagspo.model.build import build_model
 from megagspo.model.context import ContextShare, sequence_multiple
-from megagspo.model.output import output_matrix
 from megagspo.platform.device import Platform
 from megagspo.policy.batch import MicroBatch, RowShape, pack
-from megagspo.policy.logprob import token_logprobs, vocabulary_part
 from megagspo.policy.megatron_checkpoint import load_state, load_weights, save_state
 from megagspo.policy.optimizer import build_optimizer, build_schedule, wrap_data_parallel
 from megagspo.policy.packing import fill, plan_microbatches
 from megagspo.policy.reduce import gather_responses, sum_over_ranks, total_over
 from megagspo.policy.reference import Reference
+from megagspo.policy.schedule import count_multiple, run_micro_batches
+from megagspo.policy.scoring import Scored, score, weighted_loss
 from megagspo.policy.weights import ModelWeights
 from megagspo.types import HfTensors, LogProbs, MiniBatch, TrainSequence
 
@@ -68,36 +64,25 @@ class MegatronPolicy:
         self.dtype = dtype
         self.architecture = read_architecture(config.model.path)
         bound, dimensions = bound_rules(read_config(config.model.path))
-        bare = build_model(self.architecture, layout, platform, dtype)
-        self._bare = bare
-        self.weights = ModelWeights(bare, layout, bound, dimensions)
+        self._bare = build_model(self.architecture, layout, platform, dtype)
+        self.weights = ModelWeights(self._bare, layout, bound, dimensions)
         if config.model.checkpoint is None:
             self.weights.load(HfCheckpoint(config.model.path))
         else:
-            load_weights(Path(config.model.checkpoint), bare)
-        self.reference = Reference(bare) if config.algorithm.needs_reference else None
+            load_weights(Path(config.model.checkpoint), self._bare)
+        self.reference = Reference(self._bare) if config.algorithm.needs_reference else None
         with platform.megatron_calls():
-            wrapped = Float16Module(bare.config, bare) if dtype == torch.bfloat16 else bare
-            self.model = wrap_data_parallel(
-                wrapped, distributed_optimizer=config.trainer.distributed_optimizer
+            self.chunks = wrap_data_parallel(
+                self._bare, dtype, distributed_optimizer=config.trainer.distributed_optimizer
             )
-            self.optimizer = build_optimizer(self.model, config, dtype)
+            self.optimizer = build_optimizer(self.chunks, config, dtype)
             self.schedule = build_schedule(self.optimizer, config, total_updates)
-        # The one place where Megatron's own scaling of losses is accounted for. calculate_per_token_loss
-        # (model/build.py) makes DDP and the schedules add gradients up unscaled; what is left is the division
-        # by a token count in finalize_model_grads, which is skipped by passing none. The weights of a
-        # MiniBatch are the only normalisation.
-        megatron_config: Any = bare.config
-        megatron_config.finalize_model_grads_func = lambda models, num_tokens=None, **kwargs: (
-            finalize_model_grads(models, None, **kwargs)
-        )
-        megatron_config.no_sync_func = self.model.no_sync
 
     # --- computing ------------------------------------------------------------------------------------------
 
     def logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> LogProbs:
         """log pi(token) of every loss token under softmax(logits / temperature), without gradient."""
-        own: list[_Scored] = []
+        own: list[Scored] = []
 
         def keep(micro: MicroBatch, hidden: Tensor, **_: Any) -> tuple[Tensor, dict[str, Tensor]]:
             scored = self._score(micro, hidden, temperature)
@@ -116,13 +101,13 @@ class MegatronPolicy:
 
     def forward_backward(self, batch: MiniBatch, objective: Objective, *, temperature: float) -> Gradient:
         """Puts the gradient of sum over tokens of weight x term into the gradient buffers."""
-        own: list[_Scored] = []
+        own: list[Scored] = []
         losses: list[Tensor] = []
 
         def loss(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             if micro.members:
                 scored = self._score(micro, hidden, temperature)
-                value = _weighted_loss(scored, batch, objective)
+                value = weighted_loss(scored, batch, objective)
                 own.append(scored)
                 losses.append(value.detach())
             else:
@@ -131,7 +116,8 @@ class MegatronPolicy:
                 value = hidden.sum() * 0.0
             return value, torch.zeros((), dtype=torch.int, device=value.device), {}
 
-        self.model.zero_grad_buffer()
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         fill = self._run(batch.sequences, loss, forward_only=False)
         return Gradient(
@@ -181,59 +167,40 @@ class MegatronPolicy:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _run(self, sequences: Sequence[TrainSequence], loss: Any, *, forward_only: bool) -> dict[str, float]:
-        """This rank's micro-batches through Megatron's schedule. Returns how full the rows of all ranks
-        were."""
+        """This rank's micro-batches. Returns how full the rows of all ranks were."""
+        multiple = sequence_multiple(self.layout.context)
         plan = plan_microbatches(
             sequences,
             data_parallel=self.layout.data,
             token_budget=self.config.trainer.tokens_per_microbatch,
-            multiple=sequence_multiple(self.layout.context),
+            multiple=multiple,
+            count_multiple=count_multiple(self.layout),
         )
-        mine = plan[parallel_state.get_data_parallel_rank()]
-        group = parallel_state.get_context_parallel_group()
+        total = total_over(parallel_state.get_context_parallel_group())
         micro_batches = [
-            pack(sequences, members, shape=self._shape, total=total_over(group), device=self.platform.device)
-            for members in mine
+            pack(sequences, members, shape=self._row_shape(), total=total, device=self.platform.device)
+            for members in plan[parallel_state.get_data_parallel_rank()]
         ]
-
-        def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, Any]:
-            micro = next(data_iterator)
-            output = model(
-                input_ids=micro.input_ids,
-                position_ids=micro.position_ids,
-                attention_mask=None,
-                packed_seq_params=micro.packing,
-            )
-            return output, partial(loss, micro)
-
-        with self.platform.megatron_calls():
-            get_forward_backward_func()(
-                forward_step_func=forward_step,
-                data_iterator=iter(micro_batches),
-                model=[self.model],
-                num_microbatches=len(micro_batches),
-                # The schedules ask for it; rows of any length travel.
-                seq_length=micro_batches[0].input_ids.shape[1] * self.layout.context,
-                micro_batch_size=1,
-                forward_only=forward_only,
-            )
-        return fill(plan, sequences, multiple=sequence_multiple(self.layout.context))
-
-    def _score(self, micro: MicroBatch, hidden: Tensor, temperature: float) -> _Scored:
-        """Hidden states [1, T, D] -> the loss tokens' log-probabilities and entropies, [R] each."""
-        weight = output_matrix(self._bare)
-        part = vocabulary_part(
-            rows=len(weight),
-            vocab_size=self.architecture.vocab_size,
-            rank=parallel_state.get_tensor_model_parallel_rank(),
-            group=parallel_state.get_tensor_model_parallel_group(),
+        run_micro_batches(
+            self.chunks,
+            micro_batches,
+            loss,
+            layout=self.layout,
+            platform=self.platform,
+            forward_only=forward_only,
         )
-        # Float16Module hands float32 over; back in the weights' format nothing is lost.
-        chosen = hidden[0].index_select(0, micro.predictors).to(weight.dtype)  # [R, D]
-        logprobs, entropies = token_logprobs(chosen, weight, micro.targets, part, temperature=temperature)
-        return _Scored(micro=micro, logprobs=logprobs, entropies=entropies)
+        return fill(plan, sequences, multiple=multiple)
 
-    def _gathered(self, own: Sequence[_Scored], sequences: Sequence[TrainSequence]) -> LogProbs:
+    def _score(self, micro: MicroBatch, hidden: Tensor, temperature: float) -> Scored:
+        return score(
+            micro,
+            hidden,
+            self._bare[-1],
+            vocab_size=self.architecture.vocab_size,
+            temperature=temperature,
+        )
+
+    def _gathered(self, own: Sequence[Scored], sequences: Sequence[TrainSequence]) -> LogProbs:
         """Every sequence's, on every rank."""
         lengths = [sequence.loss_tokens for sequence in sequences]
         logprobs, entropies = (
@@ -249,12 +216,9 @@ class MegatronPolicy:
         )
         return LogProbs(logprobs=logprobs, entropies=entropies)
 
-    @property
-    def _shape(self) -> RowShape:
-        return RowShape(
-            share=ContextShare(rank=parallel_state.get_context_parallel_rank(), size=self.layout.context),
-            multiple=self.layout.tensor if self.layout.sequence else 1,
-        )
+    def _row_shape(self) -> RowShape:
+        share = ContextShare(rank=parallel_state.get_context_parallel_rank(), size=self.layout.context)
+        return RowShape(share=share, multiple=self.layout.tensor if self.layout.sequence else 1)
 
     @property
     def _renews_reference(self) -> bool:
@@ -266,29 +230,3 @@ class MegatronPolicy:
         return (
             parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Scored:
-    """The loss tokens of a micro-batch under the policy, laid end to end: [R] float32 each."""
-
-    micro: MicroBatch
-    logprobs: Tensor
-    entropies: Tensor
-
-
-def _weighted_loss(scored: _Scored, batch: MiniBatch, objective: Objective) -> Tensor:
-    """The micro-batch's share of the loss: sum over its tokens of weight x term."""
-    micro, device = scored.micro, scored.logprobs.device
-    terms = objective(
-        token_batch(
-            batch,
-            micro.members,
-            scored.logprobs,
-            scored.entropies,
-            tokens=micro.tokens,
-            segments=micro.segments,
-        )
-    )
-    weights = torch.tensor([batch.token_weights[i] for i in micro.members], device=device)
-    return (micro.segments.spread(weights) * terms.loss).sum()

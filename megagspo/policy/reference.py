@@ -6,7 +6,7 @@ forward pass a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,25 +18,25 @@ from megagspo.policy.megatron_checkpoint import load_weights, save_weights
 
 
 class Reference:
-    """A frozen copy of a model's weights, this rank's part. It begins as what the model holds now."""
+    """A frozen copy of a model's weights, this rank's chunks. It begins as what the model holds now."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-        self._weights = _copies(model)
+    def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
+        self._chunks = list(chunks)
+        self._weights = _copies(self._chunks)
 
     def renew(self) -> None:
         """The model's weights of now become the reference."""
-        self._weights = _copies(self._model)
+        self._weights = _copies(self._chunks)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The model holds the reference's weights; its own come back bit-equal afterwards."""
-        own = _copies(self._model)
-        _put(self._model, self._weights)
+        own = _copies(self._chunks)
+        _put(self._chunks, self._weights)
         try:
             yield
         finally:
-            _put(self._model, own)
+            _put(self._chunks, own)
 
     def save(self, directory: Path) -> None:
         """Writes it as a Megatron checkpoint of weights. Called by all ranks."""
@@ -44,7 +44,7 @@ class Reference:
             directory.mkdir()
         torch.distributed.barrier()
         with self.in_place():
-            save_weights(directory, self._model)
+            save_weights(directory, self._chunks)
 
     def load(self, directory: Path) -> None:
         """Takes it from a checkpoint that `save` wrote in any layout; the model's own weights stay."""
@@ -53,23 +53,24 @@ class Reference:
                 f"{directory} does not exist: the checkpoint was written by a run that did not renew its "
                 "reference; set algorithm.kl.reference_every=0 to keep the policy the run began with"
             )
-        own = _copies(self._model)
-        load_weights(directory, self._model)
+        own = _copies(self._chunks)
+        load_weights(directory, self._chunks)
         self.renew()
-        _put(self._model, own)
+        _put(self._chunks, own)
 
 
-def _state(model: torch.nn.Module) -> Iterator[Tensor]:
+def _state(chunks: Sequence[torch.nn.Module]) -> Iterator[Tensor]:
     """Weights, and what is a weight in all but name: the router's expert bias is a buffer."""
-    for parameter in model.parameters():
-        yield parameter.data
-    yield from model.buffers()
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            yield parameter.data
+        yield from chunk.buffers()
 
 
-def _copies(model: torch.nn.Module) -> list[Tensor]:
-    return [tensor.detach().to("cpu", copy=True) for tensor in _state(model)]
+def _copies(chunks: Sequence[torch.nn.Module]) -> list[Tensor]:
+    return [tensor.detach().to("cpu", copy=True) for tensor in _state(chunks)]
 
 
-def _put(model: torch.nn.Module, values: list[Tensor]) -> None:
-    for tensor, value in zip(_state(model), values, strict=True):
+def _put(chunks: Sequence[torch.nn.Module], values: list[Tensor]) -> None:
+    for tensor, value in zip(_state(chunks), values, strict=True):
         tensor.copy_(value)  # in place: a parameter is a view of Megatron's buffer

@@ -75,7 +75,7 @@ def gradients_of(policy: Any) -> dict[str, Tensor]:
 
     The distributed optimizer leaves each data-parallel rank the sum of its own part of a buffer alone, so
     the parts are put together first."""
-    for buffer in [*policy.model.buffers, *policy.model.expert_parallel_buffers]:
+    for buffer in [b for chunk in policy.chunks for b in (*chunk.buffers, *chunk.expert_parallel_buffers)]:
         group = buffer.data_parallel_group
         if policy.config.trainer.distributed_optimizer and group.size() > 1:
             for bucket in buffer.buckets:

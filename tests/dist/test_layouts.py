@@ -29,6 +29,11 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "tp2_ep2_dp2": {"tensor": 2, "expert": 2, "data": 2},
     "tp2_ep2_etp2": {"tensor": 2, "expert": 2, "expert_tensor": 2},
     "ep4": {"expert": 4},
+    "pp2_vpp2": {"pipeline": 2, "virtual_pipeline": 2},
+    "pp4": {"pipeline": 4},
+    "pp2_vpp2_ep2": {"pipeline": 2, "virtual_pipeline": 2, "expert": 2},
+    "pp2_vpp2_tp2": {"pipeline": 2, "virtual_pipeline": 2, "tensor": 2},
+    "pp2_vpp2_cp2": {"pipeline": 2, "virtual_pipeline": 2, "context": 2},
     "cp2": {"context": 2},
     "cp4": {"context": 4},
     "cp2_dp2": {"context": 2, "data": 2},
@@ -191,7 +196,14 @@ def test_gradient_is_the_same_without_the_distributed_optimizer(
 
 @pytest.mark.parametrize(
     "layout",
-    [{"tensor": 2}, {"tensor": 2, "sequence": False}, {"pipeline": 2}, {"data": 2}, {"context": 2}],
+    [
+        {"tensor": 2},
+        {"tensor": 2, "sequence": False},
+        {"pipeline": 2},
+        {"data": 2},
+        {"context": 2},
+        {"pipeline": 2, "virtual_pipeline": 2},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("model", ["dense_dir", "tied_dir"])
@@ -208,7 +220,14 @@ def test_gradient_of_a_dense_model_is_the_same_for_every_layout(
 
 @pytest.mark.parametrize(
     "layout",
-    [{"data": 2}, {"expert": 2}, {"expert": 4}, {"pipeline": 2, "data": 2}, {"context": 2, "expert": 4}],
+    [
+        {"data": 2},
+        {"expert": 2},
+        {"expert": 4},
+        {"pipeline": 2, "data": 2},
+        {"context": 2, "expert": 4},
+        {"pipeline": 2, "virtual_pipeline": 2, "data": 2},
+    ],
     ids=str,
 )
 def test_rank_without_samples_adds_nothing(ranks: RankPool, moe_dir: Path, layout: dict[str, int]) -> None:
@@ -224,7 +243,13 @@ def test_every_rank_is_told_every_loss_tokens_logprob(
     ranks: RankPool, moe_dir: Path, one_rank: Outcome
 ) -> None:
     assert [len(v) for v in one_rank.logprobs.logprobs] == [s.loss_tokens for s in make_sequences(13)]
-    for sizes in (LAYOUTS["tp2_ep2_pp2"], LAYOUTS["tp2_ep2_etp2"], LAYOUTS["cp2_tp2"], LAYOUTS["cp4"]):
+    for sizes in (
+        LAYOUTS["tp2_ep2_pp2"],
+        LAYOUTS["tp2_ep2_etp2"],
+        LAYOUTS["cp2_tp2"],
+        LAYOUTS["cp4"],
+        LAYOUTS["pp2_vpp2_cp2"],
+    ):
         for outcome in ranks.run(first_step, moe_dir, 13, SEVERAL_ROWS, True, **sizes):
             assert_same_logprobs(outcome.logprobs, one_rank.logprobs)
 
@@ -237,7 +262,17 @@ def loss_with_nan(layout: Any, platform: Any, model: Path) -> float:
 
 
 @pytest.mark.parametrize(
-    "layout", [{}, {"data": 2}, {"tensor": 2}, {"expert": 4}, {"pipeline": 2}, {"context": 2}], ids=str
+    "layout",
+    [
+        {},
+        {"data": 2},
+        {"tensor": 2},
+        {"expert": 4},
+        {"pipeline": 2},
+        {"context": 2},
+        {"pipeline": 2, "virtual_pipeline": 2},
+    ],
+    ids=str,
 )
 def test_nan_in_one_sequence_is_visible_in_every_layout(
     ranks: RankPool, moe_dir: Path, layout: dict[str, int]

@@ -94,6 +94,11 @@ def test_messages_name_file_and_remedy(tmp_path: Path) -> None:
     ("sizes", "hf", "message"),
     [
         ({"pipeline": 4}, DENSE, "parallel.pipeline=4 does not divide the model's 30 layers"),
+        (
+            {"pipeline": 5, "virtual_pipeline": 4},
+            DENSE,
+            "parallel.virtual_pipeline=4 does not divide the model's 6 layers a pipeline stage",
+        ),
         ({"tensor": 4}, DENSE, "parallel.tensor=4 does not divide the model's 2 key/value heads"),
         ({"expert": 3}, MOE, "parallel.expert=3 does not divide the model's 8 experts"),
         ({"expert": 2}, DENSE, "parallel.expert=2, but the model has no experts"),

@@ -54,6 +54,14 @@ def test_context_parallel_filling_counts_against_the_limit() -> None:
         plan_microbatches(sequences([9]), data_parallel=1, token_budget=10, multiple=4)
 
 
+@pytest.mark.parametrize("count_multiple", [1, 2, 4])
+def test_number_of_micro_batches_is_rounded_up_with_empty_ones(count_multiple: int) -> None:
+    plan = plan_microbatches(
+        sequences([8] * 5), data_parallel=1, token_budget=8, count_multiple=count_multiple
+    )
+    assert [len(members) for members in plan[0]] == [1] * 5 + [0] * (-5 % count_multiple)
+
+
 def test_plan_is_the_same_every_time() -> None:
     draw = random.Random(0)
     batch = sequences([draw.choice([5, 5, 7, 12]) for _ in range(50)])
