@@ -30,6 +30,7 @@ __all__ = [
     "ParallelConfig",
     "PlatformConfig",
     "ReasoningGymSource",
+    "Recompute",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
@@ -117,6 +118,9 @@ class SftConfig(Section):
     """Sequences a step."""
 
 
+Recompute = Literal["none", "full", "selective"]
+
+
 class TrainerConfig(Section):
     """How much is trained, and in what pieces."""
 
@@ -127,7 +131,11 @@ class TrainerConfig(Section):
     epochs: AtLeastOne = 1
     """Passes over a step's samples (mu of GRPO); each divides them anew."""
     tokens_per_microbatch: AtLeastOne = 4096
-    """Tokens packed into one forward and backward pass: bounds memory, changes no result."""
+    """Tokens packed into one forward and backward pass, which context-parallel ranks share: bounds memory,
+    changes no result."""
+    recompute: Recompute = "none"
+    """Activations that backward computes again instead of keeping them, to save memory: none, those of every
+    layer (full), those inside the MLPs and experts (selective)."""
     distributed_optimizer: bool = True
     """Divide the optimizer's state over the data-parallel ranks."""
 

@@ -12,7 +12,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig
 
-from megagspo.config.schema import Layout
+from megagspo.config.schema import Layout, Recompute
 from megagspo.model.architecture import Architecture, check_divides
 from megagspo.model.attention import PackedAttention
 from megagspo.model.norm import RMSNorm
@@ -29,8 +29,22 @@ def padded_vocabulary(vocab_size: int, tensor: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
+_RECOMPUTE: dict[Recompute, dict[str, Any]] = {
+    "none": {},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    # The insides of experts and dense MLPs are most of what a layer keeps: top-k times its tokens, several
+    # expert widths each. Both kinds of module are there with either spec. Attention is left out: the kernels
+    # of both keep no scores and compute them again as it is.
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["moe", "mlp"]},
+}
+
+
 def transformer_config(
-    architecture: Architecture, layout: Layout, platform: Platform, dtype: torch.dtype
+    architecture: Architecture,
+    layout: Layout,
+    platform: Platform,
+    dtype: torch.dtype,
+    recompute: Recompute = "none",
 ) -> TransformerConfig:
     """Megatron's configuration for this model in this layout.
 
@@ -72,6 +86,7 @@ def transformer_config(
         moe_router_dtype="fp32",
         moe_grouped_gemm=uses_transformer_engine(platform),
         gradient_accumulation_fusion=False,
+        **_RECOMPUTE[recompute],
     )
 
 
@@ -103,14 +118,19 @@ def layer_spec(config: TransformerConfig, platform: Platform, chunk: int | None)
 
 
 def build_model(
-    architecture: Architecture, layout: Layout, platform: Platform, dtype: torch.dtype
+    architecture: Architecture,
+    layout: Layout,
+    platform: Platform,
+    dtype: torch.dtype,
+    *,
+    recompute: Recompute = "none",
 ) -> list[torch.nn.Module]:
     """This rank's part of the model, one chunk or with a virtual pipeline several, in the order in which a
     micro-batch visits them. Parameters are not yet set: the caller loads a checkpoint or Hugging Face
     weights."""
     check_divides(architecture, layout)
     with platform.megatron_calls():
-        config = transformer_config(architecture, layout, platform, dtype)
+        config = transformer_config(architecture, layout, platform, dtype, recompute)
         if layout.virtual_pipeline == 1:
             return [_chunk(config, architecture, layout, platform, None)]
         numbers = range(layout.virtual_pipeline)

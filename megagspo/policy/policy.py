@@ -64,7 +64,8 @@ class MegatronPolicy:
         self.dtype = dtype
         self.architecture = read_architecture(config.model.path)
         bound, dimensions = bound_rules(read_config(config.model.path))
-        self._bare = build_model(self.architecture, layout, platform, dtype)
+        recompute = config.trainer.recompute
+        self._bare = build_model(self.architecture, layout, platform, dtype, recompute=recompute)
         self.weights = ModelWeights(self._bare, layout, bound, dimensions)
         if config.model.checkpoint is None:
             self.weights.load(HfCheckpoint(config.model.path))
