@@ -175,19 +175,20 @@ def _quantiles(values: Tensor, shares: Tensor) -> list[float]:
 
 def speed_metrics(timer: StepTimer, updates: Sequence[Update]) -> dict[str, float]:
     """Seconds by stage, and rates over the whole step so far. Tokens are those trained on, prompts included;
-    packing_efficiency: their share of the places in packed rows, where all ranks wait for the longest row.
+    packing_efficiency: estimated work over what the ranks take for it when in every turn all wait for the
+    dearest row (`policy/packing.py`).
     """
     total = timer.total()
     sums = {
         name: math.fsum(u.gradient.fill[name] for u in updates)
-        for name in ("packed_tokens", "packed_places", "sequences")
+        for name in ("packed_work", "packed_work_waited", "packed_tokens", "sequences")
     }
     return {
         **{f"time/{stage}": value for stage, value in timer.seconds.items()},
         "time/step": total,
         "perf/tokens_per_second": sums["packed_tokens"] / total,
         "perf/samples_per_second": sums["sequences"] / total,
-        "perf/packing_efficiency": sums["packed_tokens"] / sums["packed_places"],
+        "perf/packing_efficiency": sums["packed_work"] / sums["packed_work_waited"],
         # ru_maxrss is in KiB on Linux: the peak of this process, on the first rank.
         "memory/peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }

@@ -20,14 +20,14 @@ from megagspo.algo.objective import Objective
 from megagspo.config.schema import Config, Layout
 from megagspo.convert.registry import bound_rules
 from megagspo.convert.safetensors_io import HUGGING_FACE, HfCheckpoint, carry_files
-from megagspo.model.architecture import read_architecture, read_config
+from megagspo.model.architecture import quadratic_work, read_architecture, read_config
 from megagspo.model.build import build_model
 from megagspo.model.context import ContextShare, sequence_multiple
 from megagspo.platform.device import Platform
 from megagspo.policy.batch import MicroBatch, RowShape, pack
 from megagspo.policy.megatron_checkpoint import load_state, load_weights, save_state
 from megagspo.policy.optimizer import build_optimizer, build_schedule, wrap_data_parallel
-from megagspo.policy.packing import fill, plan_microbatches
+from megagspo.policy.packing import Packing, fill, plan_microbatches
 from megagspo.policy.reduce import gather_responses, sum_over_ranks, total_over
 from megagspo.policy.reference import Reference
 from megagspo.policy.schedule import count_multiple, run_micro_batches
@@ -71,6 +71,13 @@ class MegatronPolicy:
             self.weights.load(HfCheckpoint(config.model.path))
         else:
             load_weights(Path(config.model.checkpoint), self._bare)
+        self._packing = Packing(
+            data_parallel=layout.data,
+            token_budget=config.trainer.tokens_per_microbatch,
+            multiple=sequence_multiple(layout.context),
+            count_multiple=count_multiple(layout),
+            quadratic=quadratic_work(self.architecture),
+        )
         self.reference = Reference(self._bare) if config.algorithm.needs_reference else None
         with platform.megatron_calls():
             self.chunks = wrap_data_parallel(
@@ -169,14 +176,7 @@ class MegatronPolicy:
 
     def _run(self, sequences: Sequence[TrainSequence], loss: Any, *, forward_only: bool) -> dict[str, float]:
         """This rank's micro-batches. Returns how full the rows of all ranks were."""
-        multiple = sequence_multiple(self.layout.context)
-        plan = plan_microbatches(
-            sequences,
-            data_parallel=self.layout.data,
-            token_budget=self.config.trainer.tokens_per_microbatch,
-            multiple=multiple,
-            count_multiple=count_multiple(self.layout),
-        )
+        plan = plan_microbatches(sequences, self._packing)
         total = total_over(parallel_state.get_context_parallel_group())
         micro_batches = [
             pack(sequences, members, shape=self._row_shape(), total=total, device=self.platform.device)
@@ -190,7 +190,7 @@ class MegatronPolicy:
             platform=self.platform,
             forward_only=forward_only,
         )
-        return fill(plan, sequences, multiple=multiple)
+        return fill(plan, sequences, self._packing)
 
     def _score(self, micro: MicroBatch, hidden: Tensor, temperature: float) -> Scored:
         return score(
