@@ -73,9 +73,13 @@ class Run:
             yield self.step
 
     def replayed(self, step: int) -> list[Sample] | None:
-        """The saved rollouts of the step, where `rollout.replay` names a directory of them."""
+        """The saved rollouts of the step, where `rollout.replay` names a directory of them; the stream of
+        prompts goes on as if they had been made."""
         replay = self.config.rollout.replay
-        return read_samples(step_file(replay, step)) if replay else None
+        if replay is None:
+            return None
+        self.stream.take(self.config.rollout.prompts)
+        return read_samples(step_file(replay, step))
 
     def keep_rollouts(self, samples: Sequence[Sample]) -> None:
         """Files what the step learns from, to be read and to be replayed. Raises NumericsError when it is not
@@ -84,6 +88,12 @@ class Run:
         if self.world.is_first:
             write_samples(file, samples, self.step, self.policy.version)
         check_finite(samples, file=file)
+
+    def renew_reference_when_due(self) -> None:
+        """The reference becomes the current policy every `algorithm.kl.reference_every` steps."""
+        every = self.config.algorithm.kl.reference_every
+        if self.policy.reference and every and self.step % every == 0:
+            self.policy.reference.renew()
 
     def record(self, metrics: dict[str, float]) -> None:
         """Files the step's metrics and shows its line."""
@@ -151,7 +161,7 @@ class WeightPush:
 
 
 @contextmanager
-def assemble(config: Config, inputs: Inputs, *, command: Command, updates_per_step: int) -> Iterator[Run]:
+def assemble(config: Config, inputs: Inputs, *, command: Command) -> Iterator[Run]:
     """All parts of a run, at the step it has reached: a run that has a checkpoint continues from the newest
     whole one, if the same command made it."""
     world = launched_world() or ALONE
@@ -164,9 +174,7 @@ def assemble(config: Config, inputs: Inputs, *, command: Command, updates_per_st
             config.platform.device, local_rank=world.local_rank, threads=config.platform.threads_per_rank
         )
         stack.enter_context(process_groups(layout, platform, world, seed=config.run.seed))
-        policy, checkpoints = _policy_and_checkpoints(
-            config, layout, platform, world, directory, updates_per_step
-        )
+        policy, checkpoints = _policy_and_checkpoints(config, layout, platform, world, directory)
         newest, state = _newest(checkpoints, world)
         directory.refuse_other_command(command, state)
         if newest:
@@ -243,12 +251,13 @@ def _policy_and_checkpoints(
     platform: Platform,
     world: World,
     directory: RunDirectory,
-    updates_per_step: int,
 ) -> tuple[MegatronPolicy, CheckpointDirectory]:
     from megagspo.policy.checkpoints import CheckpointDirectory
     from megagspo.policy.policy import MegatronPolicy
 
-    policy = MegatronPolicy(config, layout, platform, total_updates=config.trainer.steps * updates_per_step)
+    trainer = config.trainer
+    updates = trainer.steps * trainer.epochs * trainer.minibatches
+    policy = MegatronPolicy(config, layout, platform, total_updates=updates)
     checkpoints = CheckpointDirectory(
         directory.checkpoints, keep=config.checkpoint.keep, rank=world.rank, barrier=dist.barrier
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -101,8 +101,7 @@ def evaluate(
         mark = "right" if sample.reward >= found.solved else "wrong"
         console.print(f"{sample.prompt.text.strip()}  ->  {sample.text.strip()}  ({mark})", markup=False)
     if json_file:
-        with writing(json_file, elsewhere="name another file with --json", then="evaluate again"):
-            json_file.write_text(json.dumps(found.as_json(), indent=2, allow_nan=False) + "\n")
+        _write_json(json_file, found.as_json(), then="evaluate again")
 
 
 @convert.command(
@@ -170,6 +169,36 @@ def report(
     print(f"wrote {write_report(directory, output=output)}")
 
 
+@app.command(epilog="Example: megagspo conformance --vectors mine.json --json results.json")
+def conformance(
+    vectors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file of vectors, or a directory of them; left out: megagspo's."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write what came of each vector to this file.")
+    ] = None,
+) -> None:
+    """The objectives against reference vectors, see tests/conformance/README.md; exits 1 when one fails."""
+    from megagspo.conformance.comparison import as_json, run_vectors
+    from megagspo.conformance.vectors import read_vectors, shipped_vectors
+
+    results = run_vectors(read_vectors(vectors or shipped_vectors()))
+    if json_file:
+        _write_json(json_file, [as_json(result) for result in results], then="run them again")
+    failed = [result for result in results if result.wrong]
+    table = Table(title=f"{len(results) - len(failed)} of {len(results)} vectors pass")
+    for heading in ("vector", "objective", "", "where it differs"):
+        table.add_column(heading)
+    for result in results:
+        name = str(result.vector.algorithm.get("name", "gspo"))
+        wrong = "\n".join(result.wrong[:3])
+        table.add_row(result.vector.name, name, "FAIL" if result.wrong else "pass", wrong)
+    Console(highlight=False, markup=False).print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example: megagspo doctor")
 def doctor() -> None:
     """Versions, devices, what works on this machine, what is missing and how to get it."""
@@ -179,6 +208,11 @@ def doctor() -> None:
     for finding in findings():
         table.add_row(finding.what, {True: "yes", False: "no"}[finding.works], finding.detail)
     Console(highlight=False).print(table)
+
+
+def _write_json(file: Path, content: Any, *, then: str) -> None:
+    with writing(file, elsewhere="name another file with --json", then=then):
+        file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def _run_config(

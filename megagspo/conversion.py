@@ -26,8 +26,8 @@ _BUCKET_BYTES = 2**28
 
 
 @contextmanager
-def _live_model(hf: Path, dtype: torch.dtype) -> Iterator[tuple[torch.nn.Module, ModelWeights]]:
-    """The model that `hf/config.json` describes, weights not set, on one rank."""
+def _live_model(hf: Path, dtype: torch.dtype) -> Iterator[tuple[list[torch.nn.Module], ModelWeights]]:
+    """The model that `hf/config.json` describes, weights not set, on one rank, in one chunk."""
     platform = pick_platform("cpu")
     layout = ParallelConfig().resolve(1)
     bound, dimensions = bound_rules(read_config(hf))
@@ -35,8 +35,8 @@ def _live_model(hf: Path, dtype: torch.dtype) -> Iterator[tuple[torch.nn.Module,
         from megagspo.model.build import build_model
         from megagspo.policy.weights import ModelWeights
 
-        model = build_model(read_architecture(hf), layout, platform, dtype)
-        yield model, ModelWeights(model, layout, bound, dimensions)
+        chunks = build_model(read_architecture(hf), layout, platform, dtype)
+        yield chunks, ModelWeights(chunks, layout, bound, dimensions)
 
 
 def hf_to_megatron(source: Path, destination: Path) -> None:
@@ -50,13 +50,13 @@ def hf_to_megatron(source: Path, destination: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     with _writing(destination):
         partial.mkdir(parents=True)
-    with _live_model(source, checkpoint[next(iter(checkpoint))].dtype) as (model, weights):
+    with _live_model(source, checkpoint[next(iter(checkpoint))].dtype) as (chunks, weights):
         from megagspo.policy.checkpoints import quiet_writers
         from megagspo.policy.megatron_checkpoint import save_weights
 
         weights.load(checkpoint)
         with _writing(destination), quiet_writers():
-            save_weights(partial, model)
+            save_weights(partial, chunks)
             carry_files(source, partial / HUGGING_FACE)
             partial.rename(destination)
 
@@ -80,8 +80,8 @@ def megatron_to_hf(source: Path, destination: Path, *, like: Path | None = None)
     from megagspo.policy.megatron_checkpoint import check_safe, load_weights, weights_dtype
 
     check_safe(source)
-    with _live_model(hf, weights_dtype(source)) as (model, weights):
-        load_weights(source, model)
+    with _live_model(hf, weights_dtype(source)) as (chunks, weights):
+        load_weights(source, chunks)
         with _writing(destination):
             write_checkpoint(destination, weights.stream(_BUCKET_BYTES), like=hf)
 

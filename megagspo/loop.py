@@ -14,9 +14,15 @@ from megagspo.assembly import WeightPush, assemble, empty_engine, respondent
 from megagspo.config import Config
 from megagspo.evaluate import held_out_metrics
 from megagspo.inputs import inputs_for_training
-from megagspo.measure import mismatch_metrics, ratio_metrics, reward_metrics, speed_metrics, update_metrics
+from megagspo.measure import (
+    mismatch_metrics,
+    objective_metrics,
+    reward_metrics,
+    speed_metrics,
+    update_metrics,
+)
 from megagspo.observe.progress import StepTimer
-from megagspo.stages import divide, experience, mini_batch, recompute_old_logprobs, respond, update
+from megagspo.stages import divisions, experience, explore, lesson, mini_batch, score_before_updates, update
 
 
 def train(config: Config) -> None:
@@ -25,7 +31,7 @@ def train(config: Config) -> None:
     objective = objective_of(config.algorithm)
     temperature = config.rollout.temperature
     inputs = inputs_for_training(config)
-    with assemble(config, inputs, command="train", updates_per_step=config.trainer.minibatches) as run:
+    with assemble(config, inputs, command="train") as run:
         policy, engine = run.policy, empty_engine(config, run.policy)
         push = WeightPush(policy, engine, seed=config.run.seed, warn=run.progress.line)
         with respondent(config, inputs, engine) as answering:
@@ -34,31 +40,22 @@ def train(config: Config) -> None:
                 timer = StepTimer(run.progress)
 
                 with timer.stage("rollout"):
-                    prompts = run.stream.take(config.rollout.prompts)
-                    samples = run.replayed(step) or respond(
-                        answering, prompts, responses=config.rollout.responses, step=step
-                    )
+                    samples = run.replayed(step) or explore(config, answering, run.stream, step=step)
                 run.keep_rollouts(samples)
-                data = experience(config.algorithm, samples)
-                batches = divide(
-                    len(data.samples), config.trainer.minibatches, seed=config.run.seed, step=step
-                )
+                data = experience(samples)
 
-                if config.algorithm.old_logprobs == "trainer":
+                if config.algorithm.needs_trainer_pass or config.algorithm.needs_reference:
                     with timer.stage("old_logprob"):
-                        data = recompute_old_logprobs(policy, data, temperature=temperature)
+                        data = score_before_updates(policy, data, config.algorithm, temperature=temperature)
+                whole = lesson(config, data)
 
                 with timer.stage("train"):
                     updates = [
-                        update(
-                            policy,
-                            mini_batch(config.algorithm, data, members),
-                            objective,
-                            temperature=temperature,
-                        )
-                        for members in batches
+                        update(policy, mini_batch(config, whole, members), objective, temperature=temperature)
+                        for members in divisions(config, len(data.samples), step=step)
                     ]
                     policy.version = step
+                run.renew_reference_when_due()
 
                 with timer.stage("push"):
                     push()
@@ -66,7 +63,7 @@ def train(config: Config) -> None:
                 run.record(
                     reward_metrics(samples, config.reward)
                     | update_metrics(updates)
-                    | ratio_metrics(updates)
+                    | objective_metrics(updates, objective, config.algorithm)
                     | mismatch_metrics(data, config.algorithm)
                     | held_out_metrics(run, answering)
                     | speed_metrics(timer, updates)

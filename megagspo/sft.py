@@ -13,16 +13,13 @@ from megagspo.evaluate import held_out_metrics
 from megagspo.inputs import Inputs, answer_tokens, inputs_for_warm_up
 from megagspo.measure import speed_metrics, update_metrics
 from megagspo.observe.progress import StepTimer
-from megagspo.stages import divide, supervised_batch, update
+from megagspo.stages import divisions, supervised_batch, update
 
 
 def sft(config: Config) -> None:
     """Trains until `trainer.steps`, `sft.sequences` answers a step in `trainer.minibatches` updates."""
     inputs = inputs_for_warm_up(config)
-    with (
-        assemble(config, inputs, command="sft", updates_per_step=config.trainer.minibatches) as run,
-        _held_out(run, inputs) as held_out,
-    ):
+    with assemble(config, inputs, command="sft") as run, _held_out(run, inputs) as held_out:
         for step in run.remaining_steps():
             timer = StepTimer(run.progress)
             prompts = run.stream.take(config.sft.sequences)
@@ -35,9 +32,7 @@ def sft(config: Config) -> None:
                         likelihood,
                         temperature=1.0,
                     )
-                    for members in divide(
-                        len(prompts), config.trainer.minibatches, seed=config.run.seed, step=step
-                    )
+                    for members in divisions(config, len(prompts), step=step)
                 ]
                 run.policy.version = step
             run.record(update_metrics(updates) | held_out() | speed_metrics(timer, updates))

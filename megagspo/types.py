@@ -105,25 +105,67 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSequence:
-    """A row of tokens for the policy: context first, then the response whose tokens carry loss.
+    """A row of tokens for the policy: context first, then the response, some or all of whose tokens carry
+    loss.
 
-    token_ids has prompt_length + response_length entries. Log-probabilities of a sequence are always those of
-    its response tokens, a tensor [response_length].
+    loss_mask: which tokens of the response the model wrote itself and learns from, None for all (in a
+    multi-turn episode the turns between are context). Log-probabilities of a sequence are always those of its
+    loss tokens alone, a tensor [loss_tokens].
     """
 
     id: str
     token_ids: tuple[int, ...]
     prompt_length: int
+    loss_mask: tuple[bool, ...] | None = None
 
     @property
-    def response_length(self) -> int:
-        return len(self.token_ids) - self.prompt_length
+    def loss_positions(self) -> list[int]:
+        """Where in token_ids the loss tokens are."""
+        positions = range(self.prompt_length, len(self.token_ids))
+        if self.loss_mask is None:
+            return list(positions)
+        return [position for position, kept in zip(positions, self.loss_mask, strict=True) if kept]
+
+    @property
+    def loss_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_length if self.loss_mask is None else sum(self.loss_mask)
 
     def __post_init__(self) -> None:
         assert 0 < self.prompt_length < len(self.token_ids), (
             f"sequence {self.id}: {len(self.token_ids)} tokens, prompt of {self.prompt_length}: "
             "no prompt or no response"
         )
+        assert self.loss_mask is None or len(self.loss_mask) == len(self.token_ids) - self.prompt_length, (
+            f"sequence {self.id}: a mask of {len(self.loss_mask or ())} for "
+            f"{len(self.token_ids) - self.prompt_length} response tokens"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniBatch:
+    """What one optimizer update learns from. The lists run parallel to sequences; a tensor is [loss_tokens].
+
+    token_weights[i]: the weight of each loss token of sequence i in the loss, every normalisation over the
+    whole mini-batch included; advantages: A_it; for the others, None where the objective has no use for
+    them, see `algo.objective.TokenBatch`.
+    """
+
+    sequences: Sequence[TrainSequence]
+    token_weights: Sequence[float]
+    advantages: Sequence[Tensor]
+    old_logprobs: Sequence[Tensor]
+    rollout_logprobs: Sequence[Tensor] | None = None
+    ref_logprobs: Sequence[Tensor] | None = None
+    corrections: Sequence[Tensor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogProbs:
+    """For each sequence its loss tokens' log-probabilities and the entropies they were drawn at, float32, on
+    the CPU."""
+
+    logprobs: list[Tensor]
+    entropies: list[Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,22 +7,23 @@ gradient do not depend on how the mini-batch is cut into micro-batches or spread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from megagspo.config.algorithm import Aggregation
 
 
-def sequence_mean(lengths: Sequence[int]) -> list[float]:
-    """Mean over each response's tokens, then over responses: 1 / (N |y_i|)."""
-    return [1.0 / (len(lengths) * length) for length in lengths]
+def token_weights(
+    lengths: Sequence[int], aggregation: Aggregation, *, length_constant: int | None = None
+) -> list[float]:
+    """The weight of each token of each of N responses, by their numbers of trainable tokens |y_i|.
 
-
-def token_mean(lengths: Sequence[int]) -> list[float]:
-    """All tokens alike: 1 / sum_i |y_i|."""
-    return [1.0 / sum(lengths)] * len(lengths)
-
-
-AGGREGATIONS: dict[str, Callable[[Sequence[int]], list[float]]] = {
-    "sequence_mean": sequence_mean,
-    "token_mean": token_mean,
-}
-"""From the response lengths of a mini-batch to the weight of each response's tokens, by configuration
-name."""
+    sequence_mean: mean over each response's tokens, then over responses, 1 / (N |y_i|); token_mean: all
+    tokens alike, 1 / sum_i |y_i|; constant_length: sum over each response's tokens / length_constant, then
+    mean over responses, 1 / (N length_constant) (arXiv 2503.20783).
+    """
+    if aggregation == "token_mean":
+        return [1.0 / sum(lengths)] * len(lengths)
+    if aggregation == "sequence_mean":
+        return [1.0 / (len(lengths) * length) for length in lengths]
+    assert length_constant is not None, "the configuration gives one"
+    return [1.0 / (len(lengths) * length_constant)] * len(lengths)

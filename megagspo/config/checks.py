@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from megagspo.config.guard import check_group_size, guard
 from megagspo.config.schema import Config, JsonlSource, Source
 from megagspo.errors import ConfigError, MissingError
-
-# A sequence ratio is a geometric mean over tokens and stays far closer to 1 than a token ratio.
-GSPO_CLIP_WARN_ABOVE = 0.01
-GSPO_CLIP_REFUSE_FROM = 0.05
 
 
 def check_config(config: Config) -> list[str]:
     """Warnings for the user to read. Raises ConfigError where values contradict each other; reads no file."""
-    _check_aggregation(config)
-    _check_group(config)
+    check_group_size(config.algorithm, config.rollout.responses)
     _check_minibatches(config)
     _check_evaluation(config)
     _check_learning_rates(config)
-    return _gspo_clip_warnings(config)
+    _check_overlong(config)
+    return guard(config.algorithm)
 
 
 def check_paths(config: Config, *, training: bool = True) -> None:
@@ -71,26 +68,6 @@ def _check_sources(key: str, sources: Sequence[Source]) -> None:
             )
 
 
-def _check_aggregation(config: Config) -> None:
-    algorithm = config.algorithm
-    if algorithm.name == "gspo" and algorithm.aggregation == "token_mean":
-        raise ConfigError(
-            "algorithm.aggregation=token_mean with algorithm.name=gspo: gspo has one ratio a response and "
-            "averages over responses: set algorithm.aggregation=sequence_mean or algorithm.name=grpo"
-        )
-
-
-def _check_group(config: Config) -> None:
-    """With one response its own mean is subtracted from it: every advantage would be 0."""
-    advantage = config.algorithm.advantage
-    if config.rollout.responses == 1 and (advantage.baseline, advantage.scale) != ("none", "none"):
-        raise ConfigError(
-            f"rollout.responses=1 with algorithm.advantage.baseline={advantage.baseline}, "
-            f"scale={advantage.scale}: a group of one response has no spread to learn from: "
-            "set rollout.responses=2 or more, or both baseline and scale to none"
-        )
-
-
 def _check_minibatches(config: Config) -> None:
     rollout, minibatches = config.rollout, config.trainer.minibatches
     samples = rollout.prompts * rollout.responses
@@ -116,19 +93,10 @@ def _check_evaluation(config: Config) -> None:
         )
 
 
-def _gspo_clip_warnings(config: Config) -> list[str]:
-    algorithm = config.algorithm
-    widest = max(algorithm.clip_low, algorithm.clip_high)
-    if algorithm.name != "gspo" or widest <= GSPO_CLIP_WARN_ABOVE:
-        return []
-    message = (
-        f"algorithm.clip_low={algorithm.clip_low:g}, clip_high={algorithm.clip_high:g} is a wide range for "
-        "the sequence ratios of gspo, which hardly ever leave it; the paper has 3e-4 and 4e-4 "
-        "(arXiv 2507.18071, section 5.1)"
-    )
-    if widest >= GSPO_CLIP_REFUSE_FROM and not algorithm.allow_wide_clip:
+def _check_overlong(config: Config) -> None:
+    buffer, limit = config.algorithm.overlong.buffer, config.rollout.response_length_max
+    if buffer > limit:
         raise ConfigError(
-            f"{message}: from {GSPO_CLIP_REFUSE_FROM} on it is refused: remove both keys to have the paper's "
-            "values, or set algorithm.allow_wide_clip=true"
+            f"algorithm.overlong.buffer={buffer} is above rollout.response_length_max={limit}: responses of "
+            "any length would be punished: lower the buffer"
         )
-    return [message]

@@ -21,6 +21,7 @@ _CLEARER = {
     "string_type": "must be text",
     "string_too_short": "must not be empty",
     "tuple_type": "must be a list",
+    "list_type": "must be a list",
     "dict_type": "must be a mapping of keys to values",
     "model_type": "must be a mapping of keys to values",
     "finite_number": "must be a finite number",
@@ -103,7 +104,7 @@ def _sections(annotation: Any) -> Iterator[tuple[Location, type[BaseModel]]]:
     if get_origin(annotation) is Annotated:
         tags = tuple(extra.tag for extra in arguments[1:] if isinstance(extra, Tag))
         yield from (((*tags, *parts), section) for parts, section in _sections(arguments[0]))
-    elif get_origin(annotation) is tuple:
+    elif get_origin(annotation) in (tuple, list):
         yield from (
             (("*", *parts), section) for argument in arguments for parts, section in _sections(argument)
         )

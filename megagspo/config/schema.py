@@ -30,6 +30,7 @@ __all__ = [
     "ParallelConfig",
     "PlatformConfig",
     "ReasoningGymSource",
+    "Recompute",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
@@ -117,15 +118,24 @@ class SftConfig(Section):
     """Sequences a step."""
 
 
+Recompute = Literal["none", "full", "selective"]
+
+
 class TrainerConfig(Section):
     """How much is trained, and in what pieces."""
 
     steps: AtLeastOne = 100
     """Steps of the run."""
     minibatches: AtLeastOne = 4
-    """Optimizer updates a step: its samples are divided into so many mini-batches."""
+    """Optimizer updates an epoch: a step's samples are divided into so many mini-batches."""
+    epochs: AtLeastOne = 1
+    """Passes over a step's samples (mu of GRPO); each divides them anew."""
     tokens_per_microbatch: AtLeastOne = 4096
-    """Tokens packed into one forward and backward pass: bounds memory, changes no result."""
+    """Tokens packed into one forward and backward pass, which context-parallel ranks share: bounds memory,
+    changes no result."""
+    recompute: Recompute = "none"
+    """Activations that backward computes again instead of keeping them, to save memory: none, those of every
+    layer (full), those inside the MLPs and experts (selective)."""
     distributed_optimizer: bool = True
     """Divide the optimizer's state over the data-parallel ranks."""
 

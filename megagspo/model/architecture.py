@@ -79,6 +79,34 @@ def read_architecture(model_path: str | Path) -> Architecture:
         raise ModelError(f"{model_path}/config.json lacks {error}, which {family} needs") from error
 
 
+def active_weights(architecture: Architecture) -> int:
+    """Weights that a token is multiplied with: attention projections, its top-k experts or the MLP, router,
+    output matrix; the embedding is looked up."""
+    sizes = architecture.transformer
+    hidden = sizes["hidden_size"]
+    heads = 2 * (sizes["num_attention_heads"] + sizes["num_query_groups"])  # query, output; key, value
+    attention = hidden * sizes["kv_channels"] * heads
+    if experts := sizes.get("num_moe_experts"):
+        chosen = 3 * hidden * sizes["moe_ffn_hidden_size"] * sizes["moe_router_topk"]
+        mlp = chosen + hidden * experts
+    else:
+        mlp = 3 * hidden * sizes["ffn_hidden_size"]
+    return sizes["num_layers"] * (attention + mlp) + hidden * architecture.vocab_size
+
+
+def quadratic_work(architecture: Architecture) -> float:
+    """c such that a sequence of n tokens is about as much work as n + c n^2 tokens' matrix products.
+
+    A token costs 2 W operations, W = `active_weights`. Causal attention makes n^2 / 2 pairs of a query and a
+    key, each 2 operations a channel for the score and 2 for the value, in all L layers and heads x head_dim
+    channels: 2 L heads head_dim n^2. The ratio is c = L heads head_dim / W. Backward takes about twice as
+    long for both and drops out; norms, softmax and the optimizer grow with n or not at all, and are small.
+    """
+    sizes = architecture.transformer
+    channels = sizes["num_layers"] * sizes["num_attention_heads"] * sizes["kv_channels"]
+    return channels / active_weights(architecture)
+
+
 def check_divides(architecture: Architecture, layout: Layout) -> None:
     """Raises ConfigError when the layout cuts something that the model does not divide into equal parts."""
     sizes = architecture.transformer
@@ -87,6 +115,12 @@ def check_divides(architecture: Architecture, layout: Layout) -> None:
         ("parallel.tensor", layout.tensor, "attention heads", sizes["num_attention_heads"]),
         ("parallel.tensor", layout.tensor, "key/value heads", sizes["num_query_groups"]),
         ("parallel.pipeline", layout.pipeline, "layers", sizes["num_layers"]),
+        (
+            "parallel.virtual_pipeline",
+            layout.virtual_pipeline,
+            "layers a pipeline stage",
+            sizes["num_layers"] // layout.pipeline,
+        ),
         ("parallel.expert", layout.expert, "experts", experts),
         (
             "parallel.expert_tensor",

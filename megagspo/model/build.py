@@ -12,10 +12,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig
 
-from megagspo.config.schema import Layout
+from megagspo.config.schema import Layout, Recompute
 from megagspo.model.architecture import Architecture, check_divides
 from megagspo.model.attention import PackedAttention
 from megagspo.model.norm import RMSNorm
+from megagspo.model.output import return_hidden_states
 from megagspo.platform.device import Platform
 
 VOCABULARY_DIVISOR = 128
@@ -28,18 +29,35 @@ def padded_vocabulary(vocab_size: int, tensor: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
+_RECOMPUTE: dict[Recompute, dict[str, Any]] = {
+    "none": {},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    # The insides of experts and dense MLPs are most of what a layer keeps: top-k times its tokens, several
+    # expert widths each. Both kinds of module are there with either spec. Attention is left out: the kernels
+    # of both keep no scores and compute them again as it is.
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["moe", "mlp"]},
+}
+
+
 def transformer_config(
-    architecture: Architecture, layout: Layout, platform: Platform, dtype: torch.dtype
+    architecture: Architecture,
+    layout: Layout,
+    platform: Platform,
+    dtype: torch.dtype,
+    recompute: Recompute = "none",
 ) -> TransformerConfig:
     """Megatron's configuration for this model in this layout.
 
     calculate_per_token_loss: Megatron then sums gradients over micro-batches and data-parallel ranks as they
     are; our loss weights already hold every normalisation (see `policy/policy.py`).
     """
+    interleaved = layout.virtual_pipeline > 1
     return TransformerConfig(
         **architecture.transformer,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if interleaved else None,
+        context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
         sequence_parallel=layout.sequence,
@@ -57,7 +75,10 @@ def transformer_config(
         perform_initialization=True,
         use_cpu_initialization=platform.is_cpu,
         variable_seq_lengths=layout.pipeline > 1,
-        batch_p2p_comm=not platform.is_cpu,
+        # The interleaved schedule has several messages between the same two ranks under way, which have to be
+        # sent and awaited one by one: batched, gloo hangs.
+        batch_p2p_comm=not (platform.is_cpu or interleaved),
+        overlap_p2p_comm=interleaved,
         calculate_per_token_loss=True,
         moe_token_dispatcher_type="alltoall",
         moe_router_load_balancing_type="none",
@@ -65,6 +86,7 @@ def transformer_config(
         moe_router_dtype="fp32",
         moe_grouped_gemm=uses_transformer_engine(platform),
         gradient_accumulation_fusion=False,
+        **_RECOMPUTE[recompute],
     )
 
 
@@ -73,13 +95,17 @@ def uses_transformer_engine(platform: Platform) -> bool:
     return not platform.is_cpu and importlib.util.find_spec("transformer_engine") is not None
 
 
-def layer_spec(config: TransformerConfig, platform: Platform) -> Any:
-    """The block spec: TransformerEngine's modules, or Megatron's torch modules with our norm and
+def layer_spec(config: TransformerConfig, platform: Platform, chunk: int | None) -> Any:
+    """The block spec of a chunk: TransformerEngine's modules, or Megatron's torch modules with our norm and
     attention."""
     if uses_transformer_engine(platform):
-        return get_gpt_decoder_block_spec(config, use_transformer_engine=True, normalization="RMSNorm")
+        return get_gpt_decoder_block_spec(
+            config, use_transformer_engine=True, normalization="RMSNorm", vp_stage=chunk
+        )
     block = copy.deepcopy(
-        get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+        get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=chunk
+        )
     )
     for layer in block.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
@@ -92,25 +118,47 @@ def layer_spec(config: TransformerConfig, platform: Platform) -> Any:
 
 
 def build_model(
-    architecture: Architecture, layout: Layout, platform: Platform, dtype: torch.dtype
-) -> torch.nn.Module:
-    """This rank's part of the model, parameters not yet set: the caller loads a checkpoint or Hugging Face
+    architecture: Architecture,
+    layout: Layout,
+    platform: Platform,
+    dtype: torch.dtype,
+    *,
+    recompute: Recompute = "none",
+) -> list[torch.nn.Module]:
+    """This rank's part of the model, one chunk or with a virtual pipeline several, in the order in which a
+    micro-batch visits them. Parameters are not yet set: the caller loads a checkpoint or Hugging Face
     weights."""
     check_divides(architecture, layout)
     with platform.megatron_calls():
-        config = transformer_config(architecture, layout, platform, dtype)
-        model = GPTModel(
-            config=config,
-            transformer_layer_spec=layer_spec(config, platform),
-            vocab_size=padded_vocabulary(architecture.vocab_size, layout.tensor),
-            max_sequence_length=architecture.max_positions,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=architecture.tied_embeddings,
-            position_embedding_type="rope",
-            rotary_base=architecture.rotary_base,
-            parallel_output=True,
-        ).to(platform.device)
+        config = transformer_config(architecture, layout, platform, dtype, recompute)
+        if layout.virtual_pipeline == 1:
+            return [_chunk(config, architecture, layout, platform, None)]
+        numbers = range(layout.virtual_pipeline)
+        return [_chunk(config, architecture, layout, platform, number) for number in numbers]
+
+
+def _chunk(
+    config: TransformerConfig,
+    architecture: Architecture,
+    layout: Layout,
+    platform: Platform,
+    number: int | None,
+) -> torch.nn.Module:
+    """number: which chunk of a virtual pipeline; None without one."""
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=layer_spec(config, platform, number),
+        vocab_size=padded_vocabulary(architecture.vocab_size, layout.tensor),
+        max_sequence_length=architecture.max_positions,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number),
+        share_embeddings_and_output_weights=architecture.tied_embeddings,
+        position_embedding_type="rope",
+        rotary_base=architecture.rotary_base,
+        parallel_output=True,
+        vp_stage=number,
+    ).to(platform.device)
+    return_hidden_states(model)
     _mark_experts(model)
     return model
 

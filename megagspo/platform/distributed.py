@@ -37,6 +37,10 @@ def process_groups(layout: Layout, platform: Platform, world: World, *, seed: in
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=layout.tensor,
                 pipeline_model_parallel_size=layout.pipeline,
+                virtual_pipeline_model_parallel_size=(
+                    layout.virtual_pipeline if layout.virtual_pipeline > 1 else None
+                ),
+                context_parallel_size=layout.context,
                 expert_model_parallel_size=layout.expert,
                 expert_tensor_parallel_size=layout.expert_tensor,
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,29 +106,29 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def save_state(directory: Path, model: Any, optimizer: Any, counters: dict[str, int]) -> None:
+def save_state(directory: Path, chunks: Sequence[Any], optimizer: Any, counters: dict[str, int]) -> None:
     """Writes weights, optimizer state and counters. Called by all ranks; the directory is there and empty."""
-    _save(directory, _sharded_state(model, optimizer, loading=False), {"counters": counters})
+    _save(directory, _sharded_state(chunks, optimizer, loading=False), {"counters": counters})
 
 
-def load_state(directory: Path, model: Any, optimizer: Any) -> dict[str, int]:
+def load_state(directory: Path, chunks: Sequence[Any], optimizer: Any) -> dict[str, int]:
     """Sets weights and optimizer state from a checkpoint written in any layout; returns the counters."""
-    state = _load(directory, _sharded_state(model, optimizer, loading=True))
+    state = _load(directory, _sharded_state(chunks, optimizer, loading=True))
     with _quiet():
-        _set_model(model, state["model"])
+        _set_model(chunks, state["model"])
         counters = {name: int(value) for name, value in state["counters"].items()}
         optimizer_state.load_state(optimizer, state["optimizer"], updates=counters["updates"])
     return counters
 
 
-def save_weights(directory: Path, model: Any) -> None:
+def save_weights(directory: Path, chunks: Sequence[Any]) -> None:
     """Writes the weights alone: what `convert hf-to-megatron` makes."""
-    _save(directory, {"model": _model_state(model)}, {})
+    _save(directory, {"model": _model_state(chunks)}, {})
 
 
-def load_weights(directory: Path, model: Any) -> None:
+def load_weights(directory: Path, chunks: Sequence[Any]) -> None:
     """Sets the weights alone, from a checkpoint with or without optimizer state."""
-    _set_model(model, _load(directory, {"model": _model_state(model)})["model"])
+    _set_model(chunks, _load(directory, {"model": _model_state(chunks)})["model"])
 
 
 def _save(directory: Path, sharded: dict[str, Any], plain: dict[str, Any]) -> None:
@@ -190,21 +190,28 @@ def weights_dtype(directory: Path) -> torch.dtype:
     return embedding.properties.dtype
 
 
-def _model_state(model: Any) -> dict[str, Any]:
-    """The model's sharded tensors. Its sharded objects, the `_extra_state` of linear layers, stay out:
-    they are empty without FP8, and torch would unpickle what another's checkpoint has in their place."""
-    sharded = model.sharded_state_dict(metadata=dict(_METADATA))
-    return {name: value for name, value in sharded.items() if not isinstance(value, ShardedObject)}
+def _model_state(chunks: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """The model's sharded tensors, chunk by chunk; in the checkpoint each has its name in the whole model.
+    Its sharded objects, the `_extra_state` of linear layers, stay out: they are empty without FP8, and torch
+    would unpickle what another's checkpoint has in their place."""
+    state = {}
+    for number, chunk in enumerate(chunks):
+        sharded = chunk.sharded_state_dict(metadata=dict(_METADATA))
+        state[f"chunk{number}"] = {
+            name: value for name, value in sharded.items() if not isinstance(value, ShardedObject)
+        }
+    return state
 
 
-def _set_model(model: Any, state: dict[str, Any]) -> None:
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    missing = [name for name in missing if not name.endswith("_extra_state")]
-    assert [*missing, *unexpected] == [], f"missing {missing}, unexpected {unexpected}"
+def _set_model(chunks: Sequence[Any], state: Mapping[str, dict[str, Any]]) -> None:
+    for number, chunk in enumerate(chunks):
+        missing, unexpected = chunk.load_state_dict(state[f"chunk{number}"], strict=False)
+        missing = [name for name in missing if not name.endswith("_extra_state")]
+        assert [*missing, *unexpected] == [], f"missing {missing}, unexpected {unexpected}"
 
 
-def _sharded_state(model: Any, optimizer: Any, *, loading: bool) -> dict[str, Any]:
-    sharded = _model_state(model)
+def _sharded_state(chunks: Sequence[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
+    sharded = _model_state(chunks)
     return {
         "model": sharded,
         "optimizer": optimizer_state.sharded_state(optimizer, sharded, dict(_METADATA), loading=loading),

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import Float16Module
 
 from megagspo.config.schema import Config
 
 
-def wrap_data_parallel(model: torch.nn.Module, *, distributed_optimizer: bool) -> DistributedDataParallel:
-    """Gradients are summed in float32 over the data-parallel ranks, once an optimizer step."""
+def wrap_data_parallel(
+    chunks: Sequence[torch.nn.Module], dtype: torch.dtype, *, distributed_optimizer: bool
+) -> list[DistributedDataParallel]:
+    """The model's chunks with gradients that are summed in float32 over data- and context-parallel ranks,
+    once an optimizer step, and never scaled."""
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,
         use_distributed_optimizer=distributed_optimizer,
     )
-    return DistributedDataParallel(model.config, ddp_config, model)
+    wrapped = [
+        DistributedDataParallel(
+            chunk.config, ddp_config, Float16Module(chunk.config, chunk) if dtype == torch.bfloat16 else chunk
+        )
+        for chunk in chunks
+    ]
+    # The one place where Megatron's own scaling of losses is accounted for. calculate_per_token_loss
+    # (model/build.py) makes DDP and the schedules add gradients up unscaled; what is left is the division
+    # by a token count in finalize_model_grads, which is skipped by passing none. The weights of a
+    # MiniBatch are the only normalisation.
+    megatron_config: Any = chunks[0].config  # one for all chunks
+    megatron_config.finalize_model_grads_func = lambda models, num_tokens=None, **kwargs: (
+        finalize_model_grads(models, None, **kwargs)
+    )
+    no_syncs = [chunk.no_sync for chunk in wrapped]
+    megatron_config.no_sync_func = no_syncs if len(no_syncs) > 1 else no_syncs[0]
+    return wrapped
 
 
-def build_optimizer(model: DistributedDataParallel, config: Config, dtype: torch.dtype) -> Any:
+def build_optimizer(chunks: Sequence[DistributedDataParallel], config: Config, dtype: torch.dtype) -> Any:
     """AdamW with float32 master weights and moments; clip_grad bounds the global gradient norm."""
     settings = config.optimizer
     return get_megatron_optimizer(
@@ -39,7 +64,7 @@ def build_optimizer(model: DistributedDataParallel, config: Config, dtype: torch
             params_dtype=dtype,
             use_distributed_optimizer=config.trainer.distributed_optimizer,
         ),
-        [model],
+        list(chunks),
     )
 
 

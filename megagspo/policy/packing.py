@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from megagspo.errors import DataError
 from megagspo.types import TrainSequence
@@ -14,65 +15,120 @@ Plan = list[list[list[int]]]
 micro-batches."""
 
 
-def plan_microbatches(sequences: Sequence[TrainSequence], *, data_parallel: int, token_budget: int) -> Plan:
-    """Spreads sequences over ranks by tokens, then packs each rank's into as few micro-batches of at most
-    token_budget tokens.
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """What a plan has to respect.
 
-    Ranks of one expert or pipeline group wait for each other in every micro-batch, so the number is the same
-    for all: ranks with less to do get empty ones. Raises DataError naming a sequence that is longer than the
-    budget on its own.
+    data_parallel: ranks; token_budget: places of a row; multiple: what a sequence's places are rounded up to
+    (context parallelism); count_multiple: what the number of micro-batches is rounded up to; quadratic: c of
+    the estimated work of a sequence of n places, n + c n^2 (`model.architecture.quadratic_work`).
     """
-    lengths = [len(sequence.token_ids) for sequence in sequences]
+
+    data_parallel: int
+    token_budget: int
+    multiple: int = 1
+    count_multiple: int = 1
+    quadratic: float = 0.0
+
+    def places(self, length: int) -> int:
+        """What a sequence takes of a row."""
+        return length + -length % self.multiple
+
+    def work(self, length: int) -> float:
+        """In units of one token's matrix products."""
+        return length + self.quadratic * length**2
+
+
+def plan_microbatches(sequences: Sequence[TrainSequence], packing: Packing) -> Plan:
+    """Spreads sequences over ranks by estimated work, then packs each rank's into the fewest micro-batches
+    within the budget that can be filled evenly, dearest first.
+
+    Ranks of one expert or pipeline group wait for each other in every micro-batch. So the number is the same
+    for all, where need be with empty ones; and the rows that ranks run at the same time are alike, because
+    each rank's rows are, and the n-th dearest of all ranks meet. Raises DataError naming a sequence that is
+    longer than the budget on its own.
+    """
+    lengths = [packing.places(len(sequence.token_ids)) for sequence in sequences]
+    _check_lengths(sequences, lengths, packing)
+    work = [packing.work(length) for length in lengths]
+    shares = _spread(work, packing.data_parallel)
+    count = max(1, *(_fewest_rows(share, lengths, packing.token_budget) for share in shares))
+    while True:
+        count += -count % packing.count_multiple
+        rows = [_fill(share, lengths, work, packing.token_budget, count) for share in shares]
+        plan = [filled for filled in rows if filled is not None]
+        if len(plan) == len(rows):
+            return plan
+        count += 1
+
+
+def _check_lengths(sequences: Sequence[TrainSequence], lengths: Sequence[int], packing: Packing) -> None:
     for sequence, length in zip(sequences, lengths, strict=True):
-        if length > token_budget:
+        if length > packing.token_budget:
+            tokens = len(sequence.token_ids)
+            filled = f" and takes {length} places under context parallelism" if length > tokens else ""
             raise DataError(
-                f"sequence {sequence.id} has {length} tokens, more than "
-                f"trainer.tokens_per_microbatch={token_budget}: raise it to at least {length}, "
+                f"sequence {sequence.id} has {tokens} tokens{filled}, more than "
+                f"trainer.tokens_per_microbatch={packing.token_budget}: raise it to at least {length}, "
                 "or lower data.prompt_length_max or rollout.response_length_max"
             )
-    shares = [_pack(share, lengths, token_budget) for share in _spread(lengths, data_parallel)]
-    count = max(1, max(len(share) for share in shares))
-    return [share + [[] for _ in range(count - len(share))] for share in shares]
 
 
-def _spread(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Longest first to the part with the fewest tokens; ties by position, so that the result is one."""
-    loads = [(0, part) for part in range(parts)]
+def _spread(work: Sequence[float], parts: int) -> list[list[int]]:
+    """Dearest first to the part with the least work; ties by position, so that the result is one."""
+    loads = [(0.0, part) for part in range(parts)]
     shares: list[list[int]] = [[] for _ in range(parts)]
-    for position in _longest_first(range(len(lengths)), lengths):
+    for position in _largest_first(range(len(work)), work):
         load, part = heapq.heappop(loads)
         shares[part].append(position)
-        heapq.heappush(loads, (load + lengths[position], part))
+        heapq.heappush(loads, (load + work[position], part))
     return shares
 
 
-def _pack(positions: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """First fit, longest first: at most 11/9 of the optimal number of bins."""
-    bins: list[list[int]] = []
+def _fewest_rows(positions: Sequence[int], lengths: Sequence[int], budget: int) -> int:
+    """First fit, longest first: at most 11/9 of the optimal number of rows."""
     room: list[int] = []
-    for position in _longest_first(positions, lengths):
+    for position in _largest_first(positions, lengths):
         length = lengths[position]
         slot = next((i for i, free in enumerate(room) if free >= length), None)
         if slot is None:
-            slot = len(bins)
-            bins.append([])
-            room.append(token_budget)
-        bins[slot].append(position)
-        room[slot] -= length
-    return bins
+            room.append(budget - length)
+        else:
+            room[slot] -= length
+    return len(room)
 
 
-def _longest_first(positions: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    return sorted(positions, key=lambda position: (-lengths[position], position))
+def _fill(
+    positions: Sequence[int], lengths: Sequence[int], work: Sequence[float], budget: int, count: int
+) -> list[list[int]] | None:
+    """Rows of even work, the dearest row first; None where so many do not suffice."""
+    rows: list[list[int]] = [[] for _ in range(count)]
+    room, loads = [budget] * count, [0.0] * count
+    for position in _largest_first(positions, work):
+        open_ = [row for row in range(count) if room[row] >= lengths[position]]
+        if not open_:
+            return None
+        row = min(open_, key=lambda row: (loads[row], row))
+        rows[row].append(position)
+        room[row] -= lengths[position]
+        loads[row] += work[position]
+    return [rows[row] for row in _largest_first(range(count), loads)]
 
 
-def fill(plan: Plan, sequences: Sequence[TrainSequence]) -> dict[str, float]:
-    """How full the packed rows are: tokens, and the places they take when every rank waits for the longest
-    row of each turn."""
-    rows = [[sum(len(sequences[i].token_ids) for i in members) for members in share] for share in plan]
-    places = sum(len(plan) * max(turn) for turn in zip(*rows, strict=True))
+def _largest_first(positions: Sequence[int], sizes: Sequence[float]) -> list[int]:
+    return sorted(positions, key=lambda position: (-sizes[position], position))
+
+
+def fill(plan: Plan, sequences: Sequence[TrainSequence], packing: Packing) -> dict[str, float]:
+    """How well the plan uses the ranks: estimated work of the sequences, and what the ranks take for it when
+    in every turn all wait for the one with the dearest row; and what is counted beside it. Micro-batches
+    without sequences count as nothing."""
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    taken = [packing.work(packing.places(length)) for length in lengths]
+    rows = [[sum(taken[i] for i in members) for members in share] for share in plan]
     return {
-        "packed_tokens": float(sum(map(sum, rows))),
-        "packed_places": float(places),
+        "packed_work": sum(packing.work(length) for length in lengths),
+        "packed_work_waited": len(plan) * sum(max(turn) for turn in zip(*rows, strict=True)),
+        "packed_tokens": float(sum(lengths)),
         "sequences": float(len(sequences)),
     }

@@ -8,56 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import finalize_model_grads
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
-from megagspo.algo.objective import Objective, Terms, TokenBatch
+from megagspo.algo.objective import Objective
 from megagspo.config.schema import Config, Layout
 from megagspo.convert.registry import bound_rules
 from megagspo.convert.safetensors_io import HUGGING_FACE, HfCheckpoint, carry_files
-from megagspo.model.architecture import read_architecture, read_config
+from megagspo.model.architecture import quadratic_work, read_architecture, read_config
 from megagspo.model.build import build_model
+from megagspo.model.context import ContextShare, sequence_multiple
 from megagspo.platform.device import Platform
-from megagspo.policy.batch import MicroBatch, pack
-from megagspo.policy.logprob import token_logprobs, vocabulary_part
+from megagspo.policy.batch import MicroBatch, RowShape, pack
 from megagspo.policy.megatron_checkpoint import load_state, load_weights, save_state
 from megagspo.policy.optimizer import build_optimizer, build_schedule, wrap_data_parallel
-from megagspo.policy.packing import fill, plan_microbatches
-from megagspo.policy.reduce import gather_responses, sum_over_ranks
+from megagspo.policy.packing import Packing, fill, plan_microbatches
+from megagspo.policy.reduce import gather_responses, sum_over_ranks, total_over
+from megagspo.policy.reference import Reference
+from megagspo.policy.schedule import count_multiple, run_micro_batches
+from megagspo.policy.scoring import Scored, score, weighted_loss
 from megagspo.policy.weights import ModelWeights
-from megagspo.types import HfTensors, TrainSequence
+from megagspo.types import HfTensors, LogProbs, MiniBatch, TrainSequence
+
+_REFERENCE = "reference"  # folder of a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiniBatch:
-    """What one optimizer update learns from; the lists run parallel to sequences.
+class Gradient:
+    """What is known of a gradient beside the gradient, on every rank the same.
 
-    old_logprobs[i] [response tokens] float32; advantages[i]; token_weights[i]: the weight of each of its
-    response tokens in the loss, every normalisation over the whole mini-batch included.
+    loss: sum over tokens of weight x term; logprobs: of the weights it was taken at; fill: how full the
+    packed rows were, the only figure that depends on how the mini-batch was cut.
     """
 
-    sequences: Sequence[TrainSequence]
-    old_logprobs: Sequence[Tensor]
-    advantages: Sequence[float]
-    token_weights: Sequence[float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogProbs:
-    """For each sequence its response tokens' log-probabilities and the entropies they were drawn at, float32,
-    on the CPU."""
-
-    logprobs: list[Tensor]
-    entropies: list[Tensor]
+    loss: float
+    logprobs: LogProbs
+    fill: dict[str, float]
 
 
 class MegatronPolicy:
@@ -73,71 +64,75 @@ class MegatronPolicy:
         self.dtype = dtype
         self.architecture = read_architecture(config.model.path)
         bound, dimensions = bound_rules(read_config(config.model.path))
-        bare = build_model(self.architecture, layout, platform, dtype)
-        self._bare = bare
-        self.weights = ModelWeights(bare, layout, bound, dimensions)
+        recompute = config.trainer.recompute
+        self._bare = build_model(self.architecture, layout, platform, dtype, recompute=recompute)
+        self.weights = ModelWeights(self._bare, layout, bound, dimensions)
         if config.model.checkpoint is None:
             self.weights.load(HfCheckpoint(config.model.path))
         else:
-            load_weights(Path(config.model.checkpoint), bare)
-        with platform.megatron_calls():
-            wrapped = Float16Module(bare.config, bare) if dtype == torch.bfloat16 else bare
-            self.model = wrap_data_parallel(
-                wrapped, distributed_optimizer=config.trainer.distributed_optimizer
-            )
-            self.optimizer = build_optimizer(self.model, config, dtype)
-            self.schedule = build_schedule(self.optimizer, config, total_updates)
-        # The one place where Megatron's own scaling of losses is accounted for. calculate_per_token_loss
-        # (model/build.py) makes DDP and the schedules add gradients up unscaled; what is left is the division
-        # by a token count in finalize_model_grads, which is skipped by passing none. The weights of a
-        # MiniBatch are the only normalisation.
-        megatron_config: Any = bare.config
-        megatron_config.finalize_model_grads_func = lambda models, num_tokens=None, **kwargs: (
-            finalize_model_grads(models, None, **kwargs)
+            load_weights(Path(config.model.checkpoint), self._bare)
+        self._packing = Packing(
+            data_parallel=layout.data,
+            token_budget=config.trainer.tokens_per_microbatch,
+            multiple=sequence_multiple(layout.context),
+            count_multiple=count_multiple(layout),
+            quadratic=quadratic_work(self.architecture),
         )
-        megatron_config.no_sync_func = self.model.no_sync
+        self.reference = Reference(self._bare) if config.algorithm.needs_reference else None
+        with platform.megatron_calls():
+            self.chunks = wrap_data_parallel(
+                self._bare, dtype, distributed_optimizer=config.trainer.distributed_optimizer
+            )
+            self.optimizer = build_optimizer(self.chunks, config, dtype)
+            self.schedule = build_schedule(self.optimizer, config, total_updates)
 
     # --- computing ------------------------------------------------------------------------------------------
 
     def logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> LogProbs:
-        """log pi(token) of every response token under softmax(logits / temperature), without gradient."""
-        own: list[tuple[MicroBatch, Tensor, Tensor]] = []
+        """log pi(token) of every loss token under softmax(logits / temperature), without gradient."""
+        own: list[Scored] = []
 
-        def keep(micro: MicroBatch, logits: Tensor, **_: Any) -> tuple[Tensor, dict[str, Tensor]]:
-            values, entropies = self._token_logprobs(micro, logits, temperature)
-            own.append((micro, values, entropies))
-            return values.sum(), {}
+        def keep(micro: MicroBatch, hidden: Tensor, **_: Any) -> tuple[Tensor, dict[str, Tensor]]:
+            scored = self._score(micro, hidden, temperature)
+            own.append(scored)
+            return scored.logprobs.sum(), {}
 
         with torch.no_grad():
             self._run(sequences, keep, forward_only=True)
-        lengths = [sequence.response_length for sequence in sequences]
-        contributes = self._is_reporter()
-        return LogProbs(
-            logprobs=gather_responses([(m.members, v) for m, v, _ in own], lengths, contributes=contributes),
-            entropies=gather_responses([(m.members, e) for m, _, e in own], lengths, contributes=contributes),
-        )
+        return self._gathered(own, sequences)
 
-    def forward_backward(
-        self, batch: MiniBatch, objective: Objective, *, temperature: float
-    ) -> dict[str, float]:
-        """Puts the gradient of sum over tokens of weight x term into the gradient buffers.
+    def ref_logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> list[Tensor]:
+        """As `logprobs`, of the reference policy."""
+        assert self.reference is not None
+        with self.reference.in_place():
+            return self.logprobs(sequences, temperature=temperature).logprobs
 
-        Returns sums over the mini-batch's response tokens (`loss` is the weighted sum itself, `tokens` their
-        number) and the largest ratio, the same for every way of cutting the batch; and how full the packed
-        rows were, which is not. Every rank gets the same.
-        """
-        reports: list[dict[str, Tensor]] = []
+    def forward_backward(self, batch: MiniBatch, objective: Objective, *, temperature: float) -> Gradient:
+        """Puts the gradient of sum over tokens of weight x term into the gradient buffers."""
+        own: list[Scored] = []
+        losses: list[Tensor] = []
 
-        def loss(micro: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            value, report = self._loss(micro, logits, batch, objective, temperature)
-            reports.append(report)
+        def loss(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            if micro.members:
+                scored = self._score(micro, hidden, temperature)
+                value = weighted_loss(scored, batch, objective)
+                own.append(scored)
+                losses.append(value.detach())
+            else:
+                # A micro-batch that only keeps this rank in step: no tokens, a loss of exactly 0 that reaches
+                # every parameter before the output matrix.
+                value = hidden.sum() * 0.0
             return value, torch.zeros((), dtype=torch.int, device=value.device), {}
 
-        self.model.zero_grad_buffer()
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        packed = self._run(batch.sequences, loss, forward_only=False)
-        sums = sum_over_ranks(reports, contributes=self._is_reporter(), device=self.platform.device)
-        return sums | packed
+        fill = self._run(batch.sequences, loss, forward_only=False)
+        return Gradient(
+            loss=sum_over_ranks(losses, contributes=self._is_reporter(), device=self.platform.device),
+            logprobs=self._gathered(own, batch.sequences),
+            fill=fill,
+        )
 
     def optimizer_step(self) -> tuple[float, float]:
         """One Adam update with the gradients gathered. Returns the gradient norm before clipping, and the
@@ -164,10 +159,14 @@ class MegatronPolicy:
         with self.platform.megatron_calls():
             counters = {"version": self.version, "updates": self.updates}
             save_state(directory, self._bare, self.optimizer, counters)
+            if self._renews_reference and self.reference:
+                self.reference.save(directory / _REFERENCE)
 
     def load(self, directory: Path) -> None:
         """Continues from a checkpoint written in any layout: weights, optimizer, learning rate, version."""
         with self.platform.megatron_calls():
+            if self._renews_reference and self.reference:  # else it is what the run began with
+                self.reference.load(directory / _REFERENCE)
             counters = load_state(directory, self._bare, self.optimizer)
         self.version, self.updates = counters["version"], counters["updates"]
         self.schedule.num_steps = 0
@@ -176,91 +175,59 @@ class MegatronPolicy:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _run(self, sequences: Sequence[TrainSequence], loss: Any, *, forward_only: bool) -> dict[str, float]:
-        """This rank's micro-batches through Megatron's schedule. Returns how full the rows of all ranks
-        were."""
-        plan = plan_microbatches(
-            sequences,
-            data_parallel=self.layout.data,
-            token_budget=self.config.trainer.tokens_per_microbatch,
-        )
-        mine = plan[parallel_state.get_data_parallel_rank()]
-        multiple = self.layout.tensor if self.layout.sequence else 1
+        """This rank's micro-batches. Returns how full the rows of all ranks were."""
+        plan = plan_microbatches(sequences, self._packing)
+        total = total_over(parallel_state.get_context_parallel_group())
         micro_batches = [
-            pack(sequences, members, multiple=multiple, device=self.platform.device) for members in mine
+            pack(sequences, members, shape=self._row_shape(), total=total, device=self.platform.device)
+            for members in plan[parallel_state.get_data_parallel_rank()]
         ]
+        run_micro_batches(
+            self.chunks,
+            micro_batches,
+            loss,
+            layout=self.layout,
+            platform=self.platform,
+            forward_only=forward_only,
+        )
+        return fill(plan, sequences, self._packing)
 
-        def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, Any]:
-            micro = next(data_iterator)
-            output = model(
-                input_ids=micro.input_ids,
-                position_ids=micro.position_ids,
-                attention_mask=None,
-                packed_seq_params=micro.packing,
-            )
-            return output, partial(loss, micro)
-
-        with self.platform.megatron_calls():
-            get_forward_backward_func()(
-                forward_step_func=forward_step,
-                data_iterator=iter(micro_batches),
-                model=[self.model],
-                num_microbatches=len(micro_batches),
-                seq_length=micro_batches[0].input_ids.shape[
-                    1
-                ],  # the schedules ask for it; rows of any length travel
-                micro_batch_size=1,
-                forward_only=forward_only,
-            )
-        return fill(plan, sequences)
-
-    def _token_logprobs(self, micro: MicroBatch, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """logits [1, T, V] -> the response tokens' log-probabilities and entropies, [R] each."""
-        part = vocabulary_part(
-            columns=logits.shape[-1],
+    def _score(self, micro: MicroBatch, hidden: Tensor, temperature: float) -> Scored:
+        return score(
+            micro,
+            hidden,
+            self._bare[-1],
             vocab_size=self.architecture.vocab_size,
-            rank=parallel_state.get_tensor_model_parallel_rank(),
-            group=parallel_state.get_tensor_model_parallel_group(),
+            temperature=temperature,
         )
-        chosen = logits[0].index_select(0, micro.predictors)  # [R, V]
-        return token_logprobs(chosen, micro.targets, part, temperature=temperature)
 
-    def _loss(
-        self, micro: MicroBatch, logits: Tensor, batch: MiniBatch, objective: Objective, temperature: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The micro-batch's share of the loss, and what it adds to the report."""
-        train_logprobs, entropies = self._token_logprobs(micro, logits, temperature)
-        if not micro.members:
-            # A micro-batch that only keeps this rank in step: no tokens, a loss of exactly 0 that reaches
-            # every parameter.
-            return logits.sum() * 0.0, {}
-        device = logits.device
-        spread = micro.segments.spread
-        weights = spread(torch.tensor([batch.token_weights[i] for i in micro.members], device=device))
-        tokens = TokenBatch(
-            train_logprobs=train_logprobs,
-            old_logprobs=torch.cat([batch.old_logprobs[i] for i in micro.members]).to(device),
-            advantages=spread(torch.tensor([batch.advantages[i] for i in micro.members], device=device)),
-            segments=micro.segments,
+    def _gathered(self, own: Sequence[Scored], sequences: Sequence[TrainSequence]) -> LogProbs:
+        """Every sequence's, on every rank."""
+        lengths = [sequence.loss_tokens for sequence in sequences]
+        logprobs, entropies = (
+            gather_responses(
+                [
+                    (scored.micro.members, scored.micro.tokens, getattr(scored, name).detach())
+                    for scored in own
+                ],
+                lengths,
+                contributes=self._is_reporter(),
+            )
+            for name in ("logprobs", "entropies")
         )
-        terms = objective(tokens)
-        loss = (weights * terms.loss).sum()
-        return loss, _report(loss, terms, entropies)
+        return LogProbs(logprobs=logprobs, entropies=entropies)
+
+    def _row_shape(self) -> RowShape:
+        share = ContextShare(rank=parallel_state.get_context_parallel_rank(), size=self.layout.context)
+        return RowShape(share=share, multiple=self.layout.tensor if self.layout.sequence else 1)
+
+    @property
+    def _renews_reference(self) -> bool:
+        return self.config.algorithm.kl.reference_every > 0
 
     def _is_reporter(self) -> bool:
-        """Of the ranks that compute the same log-probabilities exactly one reports them."""
+        """Of the ranks that compute the same log-probabilities exactly one reports them; context-parallel
+        ranks each compute their own."""
         return (
             parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
         )
-
-
-def _report(loss: Tensor, terms: Terms, entropies: Tensor) -> dict[str, Tensor]:
-    """Sums over the micro-batch's response tokens; `ratio_max` is a maximum."""
-    return {
-        "loss": loss.detach().double(),
-        "tokens": torch.tensor(float(len(entropies)), dtype=torch.float64, device=loss.device),
-        "entropy": entropies.double().sum(),
-        "ratio": terms.ratio.double().sum(),
-        "ratio_max": terms.ratio.double().max(),
-        "clipped_low": terms.clipped_low.double().sum(),
-        "clipped_high": terms.clipped_high.double().sum(),
-    }

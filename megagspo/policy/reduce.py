@@ -6,52 +6,69 @@ world is exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-SUMS = ("loss", "tokens", "entropy", "ratio", "clipped_low", "clipped_high")
-MAXIMA = ("ratio_max",)
+
+def total_over(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor] | None:
+    """The differentiable sum over the ranks of a group, each of which goes on with it to a part of the loss;
+    None for a group of one. Every rank calls it, and its gradient, alike."""
+    return partial(_Total.apply, group) if group.size() > 1 else None
+
+
+class _Total(torch.autograd.Function):
+    """y = sum over ranks of x. The loss is the sum of the ranks' losses, each a function of y: its gradient
+    with respect to any rank's x is the sum of theirs with respect to y."""
+
+    @staticmethod
+    def forward(ctx: Any, group: dist.ProcessGroup, x: Tensor) -> Tensor:
+        ctx.group = group
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, _summed(gradients[0], ctx.group)
+
+
+def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    x = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(x, group=group)
+    return x
 
 
 def gather_responses(
-    own: Sequence[tuple[list[int], Tensor]], lengths: Sequence[int], *, contributes: bool
+    own: Sequence[tuple[list[int], Tensor, Tensor]], lengths: Sequence[int], *, contributes: bool
 ) -> list[Tensor]:
     """Per-token results of every sequence, on every rank.
 
-    own: (positions of sequences, their tokens' values laid end to end) for each micro-batch of this rank;
-    lengths: response tokens of every sequence. Returns one float32 tensor [length] a sequence, on the CPU.
-    NaN travels.
+    own: for each micro-batch of this rank the positions of its sequences, which of their loss tokens laid end
+    to end it holds, [R], and the values at those, [R]; lengths: loss tokens of every sequence. Returns one
+    float32 tensor [length] a sequence, on the CPU. NaN travels.
     """
     starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
-    device = own[0][1].device if own else torch.device("cpu")
+    device = own[0][2].device if own else torch.device("cpu")
     if dist.get_backend() == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())
     flat = torch.zeros(starts[-1], dtype=torch.float32, device=device)
-    for members, values in own if contributes else ():
-        for member, piece in zip(members, values.split([lengths[i] for i in members]), strict=True):
-            flat[starts[member] : starts[member + 1]] = piece
+    for members, tokens, values in own if contributes else ():
+        if members:
+            places = torch.cat([torch.arange(starts[i], starts[i + 1], device=device) for i in members])
+            flat[places[tokens]] = values
     if dist.get_world_size() > 1:
         dist.all_reduce(flat)
     return list(flat.cpu().split(list(lengths)))
 
 
-def sum_over_ranks(
-    reports: Sequence[dict[str, Tensor]], *, contributes: bool, device: torch.device
-) -> dict[str, float]:
-    """Adds up the reports of all micro-batches of all ranks; takes the maximum of what is a maximum."""
-    filled = [report for report in reports if report] if contributes else []
-    sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
-    maxima = torch.full((len(MAXIMA),), -torch.inf, dtype=torch.float64, device=device)
-    for report in filled:
-        sums += torch.stack([report[name] for name in SUMS])
-        maxima = torch.maximum(maxima, torch.stack([report[name] for name in MAXIMA]))
+def sum_over_ranks(values: Sequence[Tensor], *, contributes: bool, device: torch.device) -> float:
+    """The sum of all micro-batches' scalars of all ranks, in float64. NaN travels."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for value in values if contributes else ():
+        total += value.double()
     if dist.get_world_size() > 1:
-        dist.all_reduce(sums)
-        not_a_number = maxima.isnan().double()  # gloo's maximum may lose a NaN; this sum does not
-        dist.all_reduce(not_a_number)
-        dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
-        maxima = torch.where(not_a_number > 0, torch.nan, maxima)
-    return dict(zip((*SUMS, *MAXIMA), [*sums.tolist(), *maxima.tolist()], strict=True))
+        dist.all_reduce(total)
+    return total.item()

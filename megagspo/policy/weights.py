@@ -44,26 +44,34 @@ class ModelWeights:
     ranks alike."""
 
     def __init__(
-        self, model: torch.nn.Module, layout: Layout, bound: Sequence[Bound], dimensions: Dimensions
+        self,
+        chunks: Sequence[torch.nn.Module],
+        layout: Layout,
+        bound: Sequence[Bound],
+        dimensions: Dimensions,
     ) -> None:
         self.bound = bound
         self.dimensions = dimensions
         self._layout = layout
-        self._local = self._local_parameters(model, layout)
+        self._local = {
+            name: parameter
+            for number, chunk in enumerate(chunks)
+            for name, parameter in self._parameters(chunk, number).items()
+        }
         self._shards = self._exchange_index()
         self._check_coverage()
 
-    def _local_parameters(self, model: torch.nn.Module, layout: Layout) -> dict[str, torch.nn.Parameter]:
-        config = model.config
-        first_layer = get_transformer_layer_offset(config)
+    def _parameters(self, chunk: torch.nn.Module, number: int) -> dict[str, torch.nn.Parameter]:
+        """canonical name -> parameter of the number-th chunk of this rank."""
+        first_layer = get_transformer_layer_offset(chunk.config, vp_stage=number)
         first_expert = parallel_state.get_expert_model_parallel_rank() * (
-            self.dimensions.experts // layout.expert
+            self.dimensions.experts // self._layout.expert
         )
         return {
             canonical_name(
                 _WRAPPERS.sub("", name), first_layer=first_layer, first_expert=first_expert
             ): parameter
-            for name, parameter in model.named_parameters()
+            for name, parameter in chunk.named_parameters()
         }
 
     def _exchange_index(self) -> dict[str, list[Shard]]:

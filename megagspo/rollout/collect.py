@@ -29,13 +29,15 @@ def build_requests(
     sampling: SamplingParams,
     run_seed: int,
     step: int,
+    first_position: int = 0,
 ) -> list[Request]:
     """`responses` requests for each prompt, side by side: number p * responses + i is the i-th of prompt p.
 
-    Ids are `<group id>#<i>`. Give all prompts of a step in one call and divide the requests afterwards.
+    Ids are `<group id>#<i>`. Give all prompts of a step in one call and divide the requests afterwards; where
+    more prompts are drawn later in the same step, first_position is the number of those that came before.
     """
     requests = []
-    for position, prompt in enumerate(prompts):
+    for position, prompt in enumerate(prompts, start=first_position):
         group = group_id(prompt, step=step, position=position)
         for i in range(responses):
             seed = request_seed(prompt, run_seed=run_seed, step=step, position=position, index=i)

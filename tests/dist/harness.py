@@ -61,8 +61,8 @@ class RankPool:
         timeout: float = 120.0,
         **named: Any,
     ) -> list[Any]:
-        """The body's result on each rank. Sizes of `parallel` (tensor, pipeline, expert, expert_tensor,
-        data, sequence) are taken from the named arguments; the rest goes to the body."""
+        """The body's result on each rank. Sizes of `parallel` (tensor, pipeline, context, expert,
+        expert_tensor, data, sequence) are taken from the named arguments; the rest goes to the body."""
         from megagspo.config.schema import ParallelConfig
 
         sizes = {name: named.pop(name) for name in list(named) if name in ParallelConfig.model_fields}

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megagspo.config.algorithm import AlgorithmConfig
 from megagspo.config.schema import Config, Layout
 from megagspo.platform.device import Platform
-from megagspo.types import TrainSequence
+from megagspo.types import MiniBatch, TrainSequence
 from tests.dist.models import make_sequences
 
 
@@ -37,8 +38,6 @@ def make_batch(sequences: list[TrainSequence], seed: int = 0) -> Any:
 
     Token weights are those of a mean over each response, then over responses. Groups have 1, 2, 3, ...
     members, and all of one group's responses share one advantage."""
-    from megagspo.policy.policy import MiniBatch
-
     generator = torch.Generator().manual_seed(seed)
     advantages: list[float] = []
     while len(advantages) < len(sequences):
@@ -47,20 +46,23 @@ def make_batch(sequences: list[TrainSequence], seed: int = 0) -> Any:
     # About the log-probabilities under uniform predictions, moved for each response so that its ratio
     # leaves the range or not.
     old = [
-        torch.randn(s.response_length, generator=generator) + 3 * torch.randn((), generator=generator) - 6.0
+        torch.randn(s.loss_tokens, generator=generator) + 3 * torch.randn((), generator=generator) - 6.0
         for s in sequences
     ]
-    weights = [1 / (len(sequences) * sequence.response_length) for sequence in sequences]
+    weights = [1 / (len(sequences) * sequence.loss_tokens) for sequence in sequences]
     return MiniBatch(
-        sequences=sequences, old_logprobs=old, advantages=advantages[: len(sequences)], token_weights=weights
+        sequences=sequences,
+        old_logprobs=old,
+        advantages=[torch.full((len(o),), a) for o, a in zip(old, advantages, strict=False)],
+        token_weights=weights,
     )
 
 
 def make_objective() -> Any:
     """GSPO with a range so wide that about half of the responses of `make_batch` are inside it."""
-    from megagspo.algo.losses import gspo
+    from megagspo.algo.losses import objective_of
 
-    return gspo(clip_low=0.8, clip_high=2.0, log_ratio_max=20.0)
+    return objective_of(AlgorithmConfig(name="gspo", clip_low=0.8, clip_high=2.0))
 
 
 def weights_of(policy: Any) -> dict[str, Tensor]:
@@ -73,7 +75,7 @@ def gradients_of(policy: Any) -> dict[str, Tensor]:
 
     The distributed optimizer leaves each data-parallel rank the sum of its own part of a buffer alone, so
     the parts are put together first."""
-    for buffer in [*policy.model.buffers, *policy.model.expert_parallel_buffers]:
+    for buffer in [b for chunk in policy.chunks for b in (*chunk.buffers, *chunk.expert_parallel_buffers)]:
         group = buffer.data_parallel_group
         if policy.config.trainer.distributed_optimizer and group.size() > 1:
             for bucket in buffer.buckets:
@@ -94,9 +96,9 @@ def _exported(policy: Any, of: Callable[[Any], Tensor]) -> dict[str, Tensor]:
 
 
 def update(policy: Any, *, seed: int) -> dict[str, float]:
-    """One optimizer update on a batch of its own; returns its report, the gradient norm and the learning
+    """One optimizer update on a batch of its own; returns its loss, the gradient norm and the learning
     rate."""
     batch = make_batch(make_sequences(9, seed=seed), seed)
-    report = policy.forward_backward(batch, make_objective(), temperature=1.0)
+    gradient = policy.forward_backward(batch, make_objective(), temperature=1.0)
     norm, rate = policy.optimizer_step()
-    return {**report, "norm": norm, "lr": rate}
+    return {"loss": gradient.loss, "norm": norm, "lr": rate}

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from megagspo.algo.objective import token_batch
+from megagspo.types import LogProbs
 from tests.dist.harness import RankPool
 from tests.dist.learner import gradients_of, make_batch, make_objective, make_policy, weights_of
 from tests.dist.models import VOCABULARY, make_sequences
@@ -27,6 +29,18 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "tp2_ep2_dp2": {"tensor": 2, "expert": 2, "data": 2},
     "tp2_ep2_etp2": {"tensor": 2, "expert": 2, "expert_tensor": 2},
     "ep4": {"expert": 4},
+    "pp2_vpp2": {"pipeline": 2, "virtual_pipeline": 2},
+    "pp4": {"pipeline": 4},
+    "pp2_vpp2_ep2": {"pipeline": 2, "virtual_pipeline": 2, "expert": 2},
+    "pp2_vpp2_tp2": {"pipeline": 2, "virtual_pipeline": 2, "tensor": 2},
+    "pp2_vpp2_cp2": {"pipeline": 2, "virtual_pipeline": 2, "context": 2},
+    "cp2": {"context": 2},
+    "cp4": {"context": 4},
+    "cp2_dp2": {"context": 2, "data": 2},
+    "cp2_tp2": {"context": 2, "tensor": 2},
+    "cp2_pp2": {"context": 2, "pipeline": 2},
+    "cp2_ep2": {"context": 2, "expert": 2},
+    "cp2_tp2_ep2_etp2": {"context": 2, "tensor": 2, "expert": 2, "expert_tensor": 2},
 }
 ONE_ROW, SEVERAL_ROWS = 4096, 48  # tokens a micro-batch; the longest sequence has 40
 
@@ -41,7 +55,7 @@ class Outcome:
     loss: float
     norm: float
     gradients: dict[str, Tensor]
-    report: dict[str, float]
+    logprobs: LogProbs
 
 
 def first_step(
@@ -53,10 +67,10 @@ def first_step(
         model,
         trainer={"tokens_per_microbatch": tokens, "distributed_optimizer": distributed},
     )
-    report = policy.forward_backward(make_batch(make_sequences(count)), make_objective(), temperature=1.0)
+    gradient = policy.forward_backward(make_batch(make_sequences(count)), make_objective(), temperature=1.0)
     gradients = gradients_of(policy)
     norm, _ = policy.optimizer_step()
-    return Outcome(loss=report["loss"], norm=norm, gradients=gradients, report=report)
+    return Outcome(loss=gradient.loss, norm=norm, gradients=gradients, logprobs=gradient.logprobs)
 
 
 def two_updates(layout: Any, platform: Any, model: Path, count: int, tokens: int) -> dict[str, Tensor]:
@@ -75,13 +89,11 @@ def two_updates(layout: Any, platform: Any, model: Path, count: int, tokens: int
     return weights_of(policy)
 
 
-def assert_same_report(actual: dict[str, float], expected: dict[str, float]) -> None:
-    """Without `packed_places`, which says how full the rows were and does depend on the cut. Sums of
-    float32 values over a few hundred tokens, added in another order: 1e-5 is 100 roundings."""
-    of_tokens = [
-        {name: report[name] for name in report if name != "packed_places"} for report in (actual, expected)
-    ]
-    assert of_tokens[0] == pytest.approx(of_tokens[1], rel=1e-5)
+def assert_same_logprobs(actual: LogProbs, expected: LogProbs) -> None:
+    """Log-probabilities and entropies of every loss token, of the order of 10: 1e-5 is ten roundings."""
+    for name in ("logprobs", "entropies"):
+        for one, other in zip(getattr(actual, name), getattr(expected, name), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 def autograd_gradients(model: Path, count: int) -> tuple[float, dict[str, Tensor]]:
@@ -97,7 +109,7 @@ def autograd_gradients(model: Path, count: int) -> tuple[float, dict[str, Tensor
         start = sequence.prompt_length
         logprobs = logits.log_softmax(-1)[start - 1 : -1].gather(1, ids[start:, None])[:, 0]
         ratio = (logprobs - old).mean().exp()
-        losses.append(-torch.minimum(ratio * advantage, ratio.clamp(0.2, 3.0) * advantage))
+        losses.append(-torch.minimum(ratio * advantage[0], ratio.clamp(0.2, 3.0) * advantage[0]))
     loss = torch.stack(losses).mean()
     loss.backward()
     return loss.item(), _as_on_disk(
@@ -151,8 +163,13 @@ def test_gradient_on_one_rank_is_autograds_of_transformers(
     assert abs(outcome.loss - loss) < 1e-6
     assert_same_gradients(outcome.gradients, gradients)
     # Both clipped and unclipped responses are there: the gradient of neither branch goes untested.
-    clipped = outcome.report["clipped_low"] + outcome.report["clipped_high"]
-    assert 0 < clipped < outcome.report["tokens"]
+    batch, logprobs = make_batch(make_sequences(13)), outcome.logprobs
+    terms = make_objective()(
+        token_batch(batch, range(13), torch.cat(logprobs.logprobs), torch.cat(logprobs.entropies))
+    )
+    clipped = terms.clipped_low | terms.clipped_high
+    assert clipped.any()
+    assert not clipped.all()
 
 
 @pytest.mark.parametrize("tokens", [ONE_ROW, SEVERAL_ROWS], ids=["one_row", "several_rows"])
@@ -167,7 +184,7 @@ def test_gradient_is_the_same_for_every_layout_and_micro_batch_size(
         assert_same_gradients(outcome.gradients, one_rank.gradients)
 
 
-@pytest.mark.parametrize("layout", ["dp2", "ep2", "tp2_ep2_pp2"])
+@pytest.mark.parametrize("layout", ["dp2", "ep2", "tp2_ep2_pp2", "cp2_dp2"])
 def test_gradient_is_the_same_without_the_distributed_optimizer(
     ranks: RankPool, moe_dir: Path, one_rank: Outcome, layout: str
 ) -> None:
@@ -178,7 +195,16 @@ def test_gradient_is_the_same_without_the_distributed_optimizer(
 
 
 @pytest.mark.parametrize(
-    "layout", [{"tensor": 2}, {"tensor": 2, "sequence": False}, {"pipeline": 2}, {"data": 2}], ids=str
+    "layout",
+    [
+        {"tensor": 2},
+        {"tensor": 2, "sequence": False},
+        {"pipeline": 2},
+        {"data": 2},
+        {"context": 2},
+        {"pipeline": 2, "virtual_pipeline": 2},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("model", ["dense_dir", "tied_dir"])
 def test_gradient_of_a_dense_model_is_the_same_for_every_layout(
@@ -193,7 +219,16 @@ def test_gradient_of_a_dense_model_is_the_same_for_every_layout(
 
 
 @pytest.mark.parametrize(
-    "layout", [{"data": 2}, {"expert": 2}, {"expert": 4}, {"pipeline": 2, "data": 2}], ids=str
+    "layout",
+    [
+        {"data": 2},
+        {"expert": 2},
+        {"expert": 4},
+        {"pipeline": 2, "data": 2},
+        {"context": 2, "expert": 4},
+        {"pipeline": 2, "virtual_pipeline": 2, "data": 2},
+    ],
+    ids=str,
 )
 def test_rank_without_samples_adds_nothing(ranks: RankPool, moe_dir: Path, layout: dict[str, int]) -> None:
     """A10: one sequence for several data-parallel ranks: those without one add 0 to every sum and count."""
@@ -201,33 +236,48 @@ def test_rank_without_samples_adds_nothing(ranks: RankPool, moe_dir: Path, layou
     for outcome in ranks.run(first_step, moe_dir, 1, ONE_ROW, True, **layout):
         assert abs(outcome.loss - reference.loss) < 1e-6
         assert_same_gradients(outcome.gradients, reference.gradients)
-        assert_same_report(outcome.report, reference.report)
+        assert_same_logprobs(outcome.logprobs, reference.logprobs)
 
 
-def test_report_counts_every_token_once_in_every_layout(
+def test_every_rank_is_told_every_loss_tokens_logprob(
     ranks: RankPool, moe_dir: Path, one_rank: Outcome
 ) -> None:
-    expected = sum(sequence.response_length for sequence in make_sequences(13))
-    assert one_rank.report["tokens"] == expected
-    for sizes in (LAYOUTS["tp2_ep2_pp2"], LAYOUTS["tp2_ep2_etp2"]):
+    assert [len(v) for v in one_rank.logprobs.logprobs] == [s.loss_tokens for s in make_sequences(13)]
+    for sizes in (
+        LAYOUTS["tp2_ep2_pp2"],
+        LAYOUTS["tp2_ep2_etp2"],
+        LAYOUTS["cp2_tp2"],
+        LAYOUTS["cp4"],
+        LAYOUTS["pp2_vpp2_cp2"],
+    ):
         for outcome in ranks.run(first_step, moe_dir, 13, SEVERAL_ROWS, True, **sizes):
-            assert_same_report(outcome.report, one_rank.report)
+            assert_same_logprobs(outcome.logprobs, one_rank.logprobs)
 
 
-def report_with_nan(layout: Any, platform: Any, model: Path) -> dict[str, float]:
+def loss_with_nan(layout: Any, platform: Any, model: Path) -> float:
     policy = make_policy(layout, platform, model)
     batch = make_batch(make_sequences(9))
     batch.old_logprobs[3][0] = torch.nan
-    return policy.forward_backward(batch, make_objective(), temperature=1.0)
+    return policy.forward_backward(batch, make_objective(), temperature=1.0).loss
 
 
-@pytest.mark.parametrize("layout", [{}, {"data": 2}, {"tensor": 2}, {"expert": 4}, {"pipeline": 2}], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"data": 2},
+        {"tensor": 2},
+        {"expert": 4},
+        {"pipeline": 2},
+        {"context": 2},
+        {"pipeline": 2, "virtual_pipeline": 2},
+    ],
+    ids=str,
+)
 def test_nan_in_one_sequence_is_visible_in_every_layout(
     ranks: RankPool, moe_dir: Path, layout: dict[str, int]
 ) -> None:
-    for report in ranks.run(report_with_nan, moe_dir, **layout):
-        assert all(math.isnan(report[name]) for name in ("loss", "ratio", "ratio_max"))
-        assert report["tokens"] == sum(sequence.response_length for sequence in make_sequences(9))
+    assert all(math.isnan(loss) for loss in ranks.run(loss_with_nan, moe_dir, **layout))
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ MOE_LAYOUTS = [
     {"expert": 2},
     {"tensor": 2, "expert": 2, "pipeline": 2},
     {"tensor": 2, "expert": 2, "expert_tensor": 2},
+    {"context": 2, "tensor": 2},
+    {"pipeline": 2, "virtual_pipeline": 2},
 ]
 # Logits are sums of 32 products behind 4 layers of like sums: a hundred or so float32 roundings of
 # numbers of the order of 10, each 5e-7 and of random sign, hence about 5e-6. A norm, head or expert in

@@ -35,30 +35,43 @@ def logprobs_of_part(
     gradients: Tensor,
     temperature: float,
     vocabulary: int,
+    entropy_gradients: Tensor | None = None,
+    chunk_bytes: int = 1 << 20,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """With the unit matrix as output matrix the hidden states are the logits: the ranks' gradients add up to
+    that of the logits."""
     from megatron.core import parallel_state
 
     from megagspo.policy.logprob import token_logprobs, vocabulary_part
 
     group = parallel_state.get_tensor_model_parallel_group()
-    mine = logits.chunk(group.size(), dim=1)[group.rank()].clone().requires_grad_()
-    part = vocabulary_part(columns=mine.shape[1], vocab_size=vocabulary, rank=group.rank(), group=group)
-    values, entropies = token_logprobs(mine, targets, part, temperature=temperature)
-    values.backward(gradients)
-    assert mine.grad is not None
-    assert not entropies.requires_grad
-    return values.detach(), entropies, mine.grad
+    hidden = logits.clone().requires_grad_()
+    weight = torch.eye(logits.shape[1], dtype=logits.dtype).chunk(group.size())[group.rank()].clone()
+    part = vocabulary_part(rows=len(weight), vocab_size=vocabulary, rank=group.rank(), group=group)
+    values, entropies = token_logprobs(
+        hidden, weight, targets, part, temperature=temperature, chunk_bytes=chunk_bytes
+    )
+    outputs = [values] if entropy_gradients is None else [values, entropies]
+    torch.autograd.backward(outputs, [gradients, entropy_gradients][: len(outputs)])
+    assert hidden.grad is not None
+    return values.detach(), entropies.detach(), hidden.grad
 
 
 def float64(
-    logits: Tensor, targets: Tensor, gradients: Tensor, temperature: float
+    logits: Tensor,
+    targets: Tensor,
+    gradients: Tensor,
+    temperature: float,
+    entropy_gradients: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     real = logits[:, :VOCABULARY].double().requires_grad_()
     log_softmax = (real / temperature).log_softmax(dim=-1)
     values = log_softmax.gather(1, targets[:, None])[:, 0]
-    values.backward(gradients.double())
+    entropies = -(log_softmax.exp() * log_softmax).sum(-1)
+    of_entropy = torch.zeros_like(entropies) if entropy_gradients is None else entropy_gradients.double()
+    torch.autograd.backward([values, entropies], [gradients.double(), of_entropy])
     assert real.grad is not None
-    return values.detach(), -(log_softmax.exp() * log_softmax).sum(-1).detach(), real.grad
+    return values.detach(), entropies.detach(), real.grad
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])
@@ -75,7 +88,7 @@ def test_values_entropies_and_gradients_equal_log_softmax(
     for actual, actual_entropies, _ in results:
         assert float((actual - values).abs().max()) <= tolerance
         assert float((actual_entropies - entropies).abs().max()) <= tolerance
-    whole = torch.cat([gradient for _, _, gradient in results], dim=1)
+    whole = torch.stack([gradient for _, _, gradient in results]).sum(0)
     # A probability's relative error is that of its logarithm, and the slope is gradient / temperature, up
     # to 3 / temperature.
     assert float((whole[:, :VOCABULARY] - gradients).abs().max()) <= 3 / temperature * tolerance
@@ -115,3 +128,34 @@ def test_nan_in_a_row_stays_in_that_row(ranks: RankPool) -> None:
     ):
         for result in (values, entropies):
             assert torch.equal(result.isnan(), torch.arange(ROWS) == 2)
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_entropy_has_a_gradient_too(ranks: RankPool, tensor: int, temperature: float) -> None:
+    """Of both outputs together, as an entropy bonus wants it."""
+    logits, targets, gradients = make_case(1.0)
+    of_entropy = gradients.flip(0)
+    _, _, expected = float64(logits, targets, gradients, temperature, of_entropy)
+    results = ranks.run(
+        logprobs_of_part, logits, targets, gradients, temperature, VOCABULARY, of_entropy, tensor=tensor
+    )
+    whole = torch.stack([gradient for _, _, gradient in results]).sum(0)
+    # p (log p + H) with log p up to 3 / temperature, times gradients up to 3 / temperature.
+    tolerance = 4 * torch.finfo(torch.float32).eps * (3 / temperature) ** 2
+    assert float((whole[:, :VOCABULARY] - expected).abs().max()) <= tolerance
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_results_do_not_depend_on_the_size_of_chunks(ranks: RankPool, tensor: int) -> None:
+    """One token a chunk, two, all: each token's numbers come from its own row alone."""
+    case = (*make_case(1.0), 1.0, VOCABULARY, None)
+    row = 4 * VOCABULARY
+    one, two, whole = (
+        ranks.run(logprobs_of_part, *case, chunk_bytes=size, tensor=tensor)
+        for size in (row, 2 * row, 1 << 20)
+    )
+    for results in (one, two):
+        for actual, expected in zip(results, whole, strict=True):
+            for a, b in zip(actual, expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)

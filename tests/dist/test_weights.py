@@ -31,6 +31,9 @@ MORE_LAYOUTS = {
     "tp2_ep2_etp2": {"tensor": 2, "expert": 2, "expert_tensor": 2},
     "ep4": {"expert": 4},
     "dp2": {"data": 2},
+    "cp2": {"context": 2},
+    "pp2_vpp2": {"pipeline": 2, "virtual_pipeline": 2},
+    "pp2_vpp2_ep2": {"pipeline": 2, "virtual_pipeline": 2, "expert": 2},
 }
 
 # Large steps, so that a lost moment shows: without bias correction's step number or the moments the next
@@ -150,14 +153,14 @@ def test_export_is_bit_equal_to_what_was_imported_in_every_layout(
         assert_equal(dict(sorted(exported.items())), {name: source[name] for name in sorted(source)})
 
 
-@pytest.mark.parametrize("layout", ["one_rank", "tp2", "pp2"])
+@pytest.mark.parametrize("layout", ["one_rank", "tp2", "pp2", "pp2_vpp2"])
 @pytest.mark.parametrize("model", ["dense_dir", "tied_dir"])
 def test_export_of_a_dense_model_is_bit_equal(
     ranks: RankPool, request: pytest.FixtureRequest, model: str, layout: str
 ) -> None:
     directory = request.getfixturevalue(model)
     source = HfCheckpoint(directory)
-    for exported in ranks.run(stream, directory, 1 << 20, **LAYOUTS[layout]):
+    for exported in ranks.run(stream, directory, 1 << 20, **MORE_LAYOUTS[layout]):
         assert_equal(dict(sorted(exported.items())), {name: source[name] for name in sorted(source)})
 
 
@@ -253,6 +256,30 @@ def test_checkpoint_of_any_layout_continues_in_any_other(
 
 
 @pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("pp2_vpp2", "pp2_vpp2"),
+        ("pp2_vpp2", "pp2"),
+        ("pp2", "pp2_vpp2_ep2"),
+        ("pp2_vpp2_ep2", "one_rank"),
+        ("one_rank", "pp2_vpp2"),
+        ("cp2", "tp2_ep2_pp2"),
+        ("ep2", "cp2"),
+    ],
+)
+def test_checkpoint_continues_across_pipeline_chunks_and_context_ranks(
+    ranks: RankPool, moe_dir: Path, saved: Callable[..., Saved], source: str, target: str
+) -> None:
+    directory, weights, later, _ = saved(source)
+    for loaded, continued, _, counters in ranks.run(
+        load_and_train, moe_dir, directory, True, "float32", **MORE_LAYOUTS[target]
+    ):
+        assert_equal(loaded, weights)
+        assert counters == (7, 2)
+        assert_close(continued, later, 0.0 if source == target else ACROSS_LAYOUTS)
+
+
+@pytest.mark.parametrize(
     ("source", "distributed", "target"),
     [
         ("dp2", True, "dp2"),
@@ -263,6 +290,9 @@ def test_checkpoint_of_any_layout_continues_in_any_other(
         ("one_rank", True, "tp2_ep2_pp2"),
         ("tp2_ep2_pp2", False, "ep2"),
         ("tp2_ep2_etp2", True, "ep4"),
+        ("pp2_vpp2", True, "ep2"),
+        ("tp2_ep2_pp2", False, "pp2_vpp2_ep2"),
+        ("cp2", False, "dp2"),
     ],
 )
 def test_distributed_optimizer_may_be_switched_on_or_off_by_a_resumed_run(

@@ -18,7 +18,10 @@ TIERS = [
     {"config"},
     {"algo", "data", "convert", "model", "platform"},
     {"rollout", "reward", "policy", "sync", "observe"},
-    {"inputs", "assembly", "stages", "measure", "scores", "evaluate", "loop", "sft", "conversion", "doctor"},
+    {
+        *("inputs", "assembly", "stages", "measure", "scores", "evaluate", "loop", "sft"),
+        *("conversion", "conformance", "doctor"),
+    },
     {"launcher"},
     {"cli"},
     {"__main__"},
@@ -28,10 +31,10 @@ ALLOWED = {
     ("model", "platform"): "the model is built for a device",
 }
 TIER_OF = {name: number for number, tier in enumerate(TIERS) for name in tier}
-# Files of the loop's tier read top to bottom: each may import those before it.
+# The loop's tier reads top to bottom: each may import those before it.
 LOOP_TIER = [
-    *("inputs", "assembly", "stages", "measure", "scores"),
-    *("evaluate", "loop", "sft", "conversion", "doctor"),
+    *("inputs", "assembly", "stages", "measure", "scores", "evaluate", "loop", "sft"),
+    *("conversion", "conformance", "doctor"),
 ]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from megagspo.algo.objective import Objective, Terms, TokenBatch, clipped_terms
+from megagspo.config.algorithm import AlgorithmConfig
 
 
-def gspo(*, clip_low: float, clip_high: float, log_ratio_max: float) -> Objective:
+def gspo(config: AlgorithmConfig) -> Objective:
     """s_i = exp(1/|y_i| sum_t (log pi_theta(y_it) - log pi_old(y_it))); minus min(s_i A_i, clip(s_i) A_i) at
     every token.
 
@@ -16,9 +17,7 @@ def gspo(*, clip_low: float, clip_high: float, log_ratio_max: float) -> Objectiv
 
     def terms(batch: TokenBatch) -> Terms:
         mean_log_ratio = batch.segments.mean(batch.train_logprobs - batch.old_logprobs)  # [N]
-        ratio = mean_log_ratio.clamp(-log_ratio_max, log_ratio_max).exp()
-        return clipped_terms(
-            batch.segments.spread(ratio), batch.advantages, clip_low=clip_low, clip_high=clip_high
-        )
+        ratio = mean_log_ratio.clamp(-config.log_ratio_max, config.log_ratio_max).exp()
+        return clipped_terms(batch.segments.spread(ratio), batch.advantages, config)
 
     return terms

@@ -3,176 +3,192 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from megagspo.algo.aggregation import sequence_mean, token_mean
 from megagspo.algo.losses import LOSSES
 from megagspo.algo.losses.likelihood import likelihood
-from megagspo.algo.objective import Terms, TokenBatch
-from megagspo.algo.segments import Segments
+from megagspo.config.algorithm import AlgorithmName, between_ranges
+from tests.unit.algo.batches import (
+    ADVANTAGES,
+    LENGTHS,
+    NAMES,
+    SEQUENCE_RATIOS,
+    loss_and_gradient,
+    make_batch,
+    random_rows,
+    settings,
+    sides,
+    transcribed,
+)
 
-LENGTHS = [1, 2, 8, 5, 13, 3]
-RANGES = {"gspo": (3e-4, 4e-4), "grpo": (0.2, 0.27)}
-
-
-def make_batch(
-    lengths: Sequence[int], train: Sequence[Tensor], old: Sequence[Tensor], advantages: Sequence[float]
-) -> TokenBatch:
-    segments = Segments.of(lengths)
-    return TokenBatch(
-        train_logprobs=torch.cat(list(train)).float().requires_grad_(),
-        old_logprobs=torch.cat(list(old)).float(),
-        advantages=segments.spread(torch.tensor(advantages)),
-        segments=segments,
-    )
-
-
-def random_responses(scale: float, seed: int = 0) -> tuple[list[Tensor], list[Tensor], list[float]]:
-    """float32 numbers, so that what float64 computes from them has the same inputs."""
-    generator = torch.Generator().manual_seed(seed)
-    train = [torch.randn(length, generator=generator) - 3 for length in LENGTHS]
-    old = [tensor - scale * torch.randn(len(tensor), generator=generator) for tensor in train]
-    return train, old, [1.5, -0.5, 0.7, -2.0, 0.3, -1.0]
+GENERATOR = torch.Generator().manual_seed(7)
+TOKEN_ADVANTAGES = [torch.randn(length, generator=GENERATOR).tolist() for length in LENGTHS]
+WIDE = {"clip_low": 0.2, "clip_high": 0.27, "allow_wide_clip": True}
 
 
-def loss_and_gradient(
-    objective: Any, batch: TokenBatch, weights: Sequence[float]
-) -> tuple[float, Tensor, Terms]:
-    terms = objective(batch)
-    loss = (batch.segments.spread(torch.tensor(weights)) * terms.loss).sum()
-    loss.backward()
-    assert batch.train_logprobs.grad is not None
-    return loss.item(), batch.train_logprobs.grad, terms
+def test_every_name_has_its_objective() -> None:
+    assert set(LOSSES) == set(NAMES)
 
 
-def paper_gspo(
-    train: list[Tensor], old: list[Tensor], advantages: list[float], low: float, high: float
-) -> tuple[float, list[list[float]], list[list[int]]]:
-    """Eq. 5 to 7: J = mean_i min(s_i A_i, clip(s_i) A_i), with its derivative (eq. 10) and the side each
-    token is clipped on."""
-    loss, gradient, clipped = 0.0, [], []
-    for new, before, advantage in zip(train, old, advantages, strict=True):
-        size = len(new)
-        ratio = math.exp(sum((new.double() - before.double()).tolist()) / size)
-        kept = min(max(ratio, 1 - low), 1 + high)
-        loss -= min(ratio * advantage, kept * advantage) / len(train)
-        side = 1 if ratio > 1 + high and advantage > 0 else -1 if ratio < 1 - low and advantage < 0 else 0
-        gradient.append([0.0 if side else -ratio * advantage / size / len(train)] * size)
-        clipped.append([side] * size)
-    return loss, gradient, clipped
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1e-3, 0.3, 3.0])
+@pytest.mark.parametrize("a_token", [False, True])
+def test_loss_gradient_and_clipped_tokens_are_the_papers(
+    name: AlgorithmName, scale: float, a_token: bool
+) -> None:
+    """In float64, where both compute the same number to rounding; with an advantage a response or a token."""
+    advantages = TOKEN_ADVANTAGES if a_token and name != "gspo" else ADVANTAGES
+    config, rows = settings(name), random_rows(scale)
+    expected, gradient, clipped = transcribed(config, *rows, advantages)
+    batch = make_batch(*rows, advantages, dtype=torch.float64)
+    loss, actual, terms = loss_and_gradient(batch, config)
+    assert loss == pytest.approx(expected, rel=1e-11, abs=1e-13)
+    assert actual.tolist() == pytest.approx(gradient, rel=1e-11, abs=1e-13)
+    assert [bool(side) for side in sides(terms)] == clipped
 
 
-def paper_grpo(
-    train: list[Tensor], old: list[Tensor], advantages: list[float], low: float, high: float
-) -> tuple[float, list[list[float]], list[list[int]]]:
-    """Eq. 3 without KL: mean over each response's tokens, then over responses."""
-    loss, gradient, clipped = 0.0, [], []
-    for new, before, advantage in zip(train, old, advantages, strict=True):
-        size, slopes, sides = len(new), [], []
-        for difference in (new.double() - before.double()).tolist():
-            ratio = math.exp(difference)
-            kept = min(max(ratio, 1 - low), 1 + high)
-            loss -= min(ratio * advantage, kept * advantage) / size / len(train)
-            side = 1 if ratio > 1 + high and advantage > 0 else -1 if ratio < 1 - low and advantage < 0 else 0
-            slopes.append(0.0 if side else -ratio * advantage / size / len(train))
-            sides.append(side)
-        gradient.append(slopes)
-        clipped.append(sides)
-    return loss, gradient, clipped
-
-
-PAPER: dict[str, Callable[..., Any]] = {"gspo": paper_gspo, "grpo": paper_grpo}
-
-
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", [1e-4, 1e-3, 0.3])
-def test_loss_gradient_and_clipped_tokens_are_the_papers(name: str, scale: float) -> None:
-    low, high = RANGES[name]
-    train, old, advantages = random_responses(scale)
-    expected, gradient, clipped = PAPER[name](train, old, advantages, low, high)
-    batch = make_batch(LENGTHS, train, old, advantages)
-    objective = LOSSES[name](clip_low=low, clip_high=high, log_ratio_max=20.0)
-    loss, actual, terms = loss_and_gradient(objective, batch, sequence_mean(LENGTHS))
+def test_float32_gives_the_papers_values_to_its_rounding(name: AlgorithmName, scale: float) -> None:
+    config, rows = settings(name), random_rows(scale)
+    expected, gradient, clipped = transcribed(config, *rows, ADVANTAGES)
+    loss, actual, terms = loss_and_gradient(make_batch(*rows, ADVANTAGES), config)
     # Log-probabilities are of the order of 3: a difference carries a few float32 roundings of 3, about
-    # 1e-6, into the ratio.
-    assert loss == pytest.approx(expected, abs=2e-6)
-    flat = [slope for slopes in gradient for slope in slopes]
-    assert actual.tolist() == pytest.approx(flat, abs=2e-6)
-    sides = [side for all_sides in clipped for side in all_sides]
-    assert (terms.clipped_high.int() - terms.clipped_low.int()).tolist() == sides
+    # 1e-6, into the ratio; CISPO's loss is that times a log-probability.
+    assert loss == pytest.approx(expected, abs=2e-6 if name != "cispo" else 2e-5)
+    assert actual.tolist() == pytest.approx(gradient, abs=2e-6)
+    assert [bool(side) for side in sides(terms)] == clipped
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_both_sides_are_clipped_in_the_comparison_above(name: str) -> None:
-    low, high = RANGES[name]
-    sides: set[int] = set()
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "cispo"])
+def test_both_sides_are_clipped_in_the_comparisons_above(name: AlgorithmName) -> None:
+    seen: set[int] = set()
     for scale in (1e-4, 1e-3, 0.3):
-        _, _, clipped = PAPER[name](*random_responses(scale), low, high)
-        sides |= {side for all_sides in clipped for side in all_sides}
-    assert sides == {-1, 0, 1}
+        _, _, terms = loss_and_gradient(make_batch(*random_rows(scale), ADVANTAGES), settings(name))
+        seen |= set(sides(terms))
+    assert seen == {-1, 0, 1}
 
 
-def test_every_token_of_a_response_has_the_same_gradient_weight() -> None:
+@pytest.mark.parametrize("name", ["grpo", "gspo_token", "hybrid", "dapo"])
+@pytest.mark.parametrize("dual_clip", [1.1, 1.5, 3.0])
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_dual_clip_is_the_papers(name: AlgorithmName, dual_clip: float, scale: float) -> None:
+    """arXiv 1912.09729, eq. 5: for A < 0 the objective is at least c A; a ratio that is bounded inside the
+    range (c = 1.1) is not counted as clipped."""
+    config = settings(name, dual_clip=dual_clip, **WIDE)
+    rows = random_rows(scale)
+    expected, gradient, clipped = transcribed(config, *rows, ADVANTAGES)
+    loss, actual, terms = loss_and_gradient(make_batch(*rows, ADVANTAGES, dtype=torch.float64), config)
+    assert loss == pytest.approx(expected, rel=1e-11)
+    assert actual.tolist() == pytest.approx(gradient, rel=1e-11, abs=1e-13)
+    assert [bool(side) for side in sides(terms)] == clipped
+
+
+def test_dual_clip_bounds_what_a_large_ratio_costs() -> None:
+    train, old = [torch.tensor([-1.0])], [torch.tensor([-6.0])]
+    free, _, _ = loss_and_gradient(make_batch(train, old, [-2.0]), settings("grpo"))
+    loss, gradient, terms = loss_and_gradient(make_batch(train, old, [-2.0]), settings("grpo", dual_clip=3.0))
+    assert free == pytest.approx(2 * math.exp(5), rel=1e-6)
+    assert loss == pytest.approx(6.0)
+    assert gradient.tolist() == [0.0]
+    assert sides(terms) == [1]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.3])
+@pytest.mark.parametrize(
+    ("weight", "end"), [(1.0, "gspo_token"), (0.0, "grpo")], ids=["sequence end", "token end"]
+)
+def test_the_ends_of_hybrid_are_gspo_token_and_grpo(scale: float, weight: float, end: AlgorithmName) -> None:
+    """Bit by bit, default ranges included: a = 1 and a = 0."""
+    rows = random_rows(scale)
+    blend, pure = settings("hybrid", hybrid_weight=weight), settings(end)
+    assert (blend.clip_low, blend.clip_high) == (pure.clip_low, pure.clip_high)
+    loss, gradient, terms = loss_and_gradient(make_batch(*rows, TOKEN_ADVANTAGES), blend)
+    expected, slopes, others = loss_and_gradient(make_batch(*rows, TOKEN_ADVANTAGES), pure)
+    assert loss == expected
+    assert torch.equal(gradient, slopes)
+    assert sides(terms) == sides(others)
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.5, 0.9])
+def test_the_default_range_of_hybrid_lies_between_in_the_log(weight: float) -> None:
+    low, high = between_ranges(weight)
+    assert math.log1p(high) == pytest.approx(weight * math.log1p(4e-4) + (1 - weight) * math.log1p(0.2))
+    assert math.log1p(-low) == pytest.approx(weight * math.log1p(-3e-4) + (1 - weight) * math.log1p(-0.2))
+    config = settings("hybrid", hybrid_weight=weight)
+    assert (config.clip_low, config.clip_high) == (low, high)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1e-3, 0.3])
+@pytest.mark.parametrize("wide", [False, True])
+def test_gspo_token_is_gspo_where_advantages_are_alike(scale: float, wide: bool) -> None:
+    """arXiv 2507.18071, section 4.3: the same value, gradient and clipped tokens."""
+    keys = WIDE if wide else {}
+    rows = random_rows(scale)
+    results = [
+        loss_and_gradient(make_batch(*rows, ADVANTAGES, dtype=torch.float64), settings(name, **keys))
+        for name in ("gspo", "gspo_token")
+    ]
+    (loss, gradient, terms), (other, slopes, others) = results
+    assert loss == pytest.approx(other, rel=1e-12)
+    assert gradient.tolist() == pytest.approx(slopes.tolist(), rel=1e-12, abs=1e-15)
+    assert sides(terms) == sides(others)
+
+
+@pytest.mark.parametrize("name", SEQUENCE_RATIOS)
+def test_every_token_of_a_response_has_the_same_gradient_weight(name: AlgorithmName) -> None:
     """GSPO, eq. 10: s_i A_i / |y_i| / N, whatever the token's own ratio."""
-    train, old, advantages = random_responses(1.0)
-    batch = make_batch(LENGTHS, train, old, advantages)
-    objective = LOSSES["gspo"](clip_low=0.999, clip_high=1e6, log_ratio_max=20.0)
-    _, gradient, _ = loss_and_gradient(objective, batch, sequence_mean(LENGTHS))
-    for slopes, new, before, advantage in zip(gradient.split(LENGTHS), train, old, advantages, strict=True):
+    train, old = random_rows(1.0)
+    config = settings(name, clip_low=0.999, clip_high=1e6, allow_wide_clip=True)
+    _, gradient, _ = loss_and_gradient(make_batch(train, old, ADVANTAGES), config)
+    for slopes, new, before, advantage in zip(gradient.split(LENGTHS), train, old, ADVANTAGES, strict=True):
         assert bool((slopes == slopes[0]).all())
         ratio = (new.double() - before.double()).mean().exp().item()
         expected = -ratio * advantage / len(new) / len(LENGTHS)
         assert slopes[0].item() == pytest.approx(expected, rel=3e-6)  # as above, relative to the ratio
 
 
-def test_long_answers_do_not_weigh_more() -> None:
-    """A6: answers of 2 and 8 tokens, ratio 1, advantages +1 and -1."""
-    logprobs = [torch.full((2,), -1.0), torch.full((8,), -1.0)]
-    batch = make_batch([2, 8], logprobs, logprobs, [1.0, -1.0])
-    objective = LOSSES["gspo"](clip_low=3e-4, clip_high=4e-4, log_ratio_max=20.0)
-    loss, _, _ = loss_and_gradient(objective, batch, sequence_mean([2, 8]))
-    assert loss == pytest.approx(0, abs=1e-7)  # one float32 rounding of 1
+def test_a_ratio_finer_than_the_log_probabilities_survives() -> None:
+    """float32 numbers near 1000 are 6.1e-5 apart; one of four tokens is off by that much, and the mean by a
+    quarter of it. l + mean - l would round it away, (l - l) + mean does not."""
+    train = torch.full((4,), -1000.0)
+    old = train.clone()
+    old[0] = torch.nextafter(old[0], torch.tensor(-math.inf))
+    terms = LOSSES["gspo_token"](settings("gspo_token"))(make_batch([train], [old], [1.0]))
+    assert terms.ratio.tolist() == pytest.approx([math.exp(2**-14 / 4)] * 4, abs=6e-8)  # float32 near 1
 
 
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("log_ratio", [200.0, -200.0, math.inf, -math.inf])
-@pytest.mark.parametrize("advantage", [1.0, -1.0])
-def test_extreme_log_ratios_give_finite_loss_and_gradient(
-    name: str, log_ratio: float, advantage: float
-) -> None:
-    train = [torch.tensor([-1.0, -2.0]), torch.tensor([-1.0])]
-    old = [train[0] - log_ratio, train[1]]
-    batch = make_batch([2, 1], train, old, [advantage, advantage])
-    objective = LOSSES[name](clip_low=0.2, clip_high=0.2, log_ratio_max=20.0)
-    loss, gradient, terms = loss_and_gradient(objective, batch, sequence_mean([2, 1]))
-    assert math.isfinite(loss)
-    assert bool(gradient.isfinite().all())
-    assert bool(terms.ratio.isfinite().all())
-    # The other response has ratio 1 and is not touched by its neighbour.
-    assert gradient[2].item() == pytest.approx(-advantage / 2)
+def test_cispo_passes_every_token_a_gradient_of_bounded_weight() -> None:
+    """arXiv 2506.13585: the weight is cut at 1 + clip_high and never raised; the gradient is that of the
+    log-likelihood, also for a token that is cut."""
+    log_ratios = torch.tensor([-3.0, 0.0, 1.0, 3.0])
+    train = [torch.full((4,), -2.0)]
+    batch = make_batch(train, [train[0] - log_ratios], [[1.0, -1.0, 1.0, -1.0]], dtype=torch.float64)
+    _, gradient, terms = loss_and_gradient(batch, settings("cispo"))
+    weights = [math.exp(-3), 1.0, math.e, 5.0]
+    expected = [-w * a / 4 for w, a in zip(weights, (1, -1, 1, -1), strict=True)]
+    assert gradient.tolist() == pytest.approx(expected, rel=1e-6)  # the log-ratios are float32 numbers
+    assert sides(terms) == [0, 0, 0, 1]
 
 
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("side", ["train", "old"])
-def test_nan_stays_visible(name: str, side: str) -> None:
-    values = {"train": [torch.tensor([-1.0, -2.0])], "old": [torch.tensor([-1.0, -2.0])]}
-    values[side][0][1] = math.nan
-    batch = make_batch([2], values["train"], values["old"], [1.0])
-    loss, _, _ = loss_and_gradient(
-        LOSSES[name](clip_low=0.2, clip_high=0.2, log_ratio_max=20.0), batch, sequence_mean([2])
-    )
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("side", ["train", "old", "advantages"])
+def test_nan_stays_visible(name: AlgorithmName, side: str) -> None:
+    rows = {"train": torch.tensor([-1.0, -2.0]), "old": torch.tensor([-1.0, -2.0])}
+    advantage = math.nan if side == "advantages" else 1.0
+    if side != "advantages":
+        rows[side][1] = math.nan
+    batch = make_batch([rows["train"]], [rows["old"]], [advantage])
+    loss, _, _ = loss_and_gradient(batch, settings(name))
     assert math.isnan(loss)
 
 
 def test_likelihood_is_the_mean_negative_log_probability() -> None:
-    train, old, advantages = random_responses(1.0)
-    batch = make_batch(LENGTHS, train, old, advantages)
-    loss, gradient, terms = loss_and_gradient(likelihood, batch, token_mean(LENGTHS))
+    train, old = random_rows(1.0)
+    config = settings("grpo", aggregation="token_mean")
+    loss, gradient, terms = loss_and_gradient(make_batch(train, old, ADVANTAGES), config, likelihood)
     assert loss == pytest.approx(-torch.cat(train).double().mean().item(), rel=1e-6)
     assert gradient.tolist() == pytest.approx([-1 / sum(LENGTHS)] * sum(LENGTHS))
-    assert not bool((terms.clipped_low | terms.clipped_high).any())
+    assert not any(sides(terms))

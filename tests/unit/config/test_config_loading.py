@@ -63,6 +63,8 @@ def test_a_section_with_all_its_keys_commented_out_has_its_defaults(load: Load) 
     [
         [],
         ["algorithm.name=grpo", "parallel={tensor: 2, data: auto}", "optimizer.betas=[0.5, 0.999]"],
+        ["algorithm={name: cispo, off_policy_mask: {threshold: 0.1}}"],
+        ["algorithm={name: hybrid, hybrid_weight: 0.3, kl: {coefficient: 1e-3}}"],
         ["run={name: '3e-4', dir: 'no'}", "rollout.stop_ids=[1, 2]", "optimizer.lr=1e-30"],
         ["data.train=[{reasoning_gym: t, config: {a: [1, 2e5, .inf, 'x', 'yes', null, {b: '1e5'}]}}]"],
     ],

@@ -10,7 +10,6 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from megagspo.config.algorithm import DEFAULTS
 from megagspo.config.messages import known_keys
 from megagspo.config.schema import Config, JsonlSource, ReasoningGymSource
 
@@ -42,26 +41,6 @@ def test_two_keys_are_enough(load: Load) -> None:
 def test_a_configuration_cannot_be_changed(load: Load) -> None:
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         load().trainer.steps = 3
-
-
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_settings_left_out_are_those_of_the_named_algorithm(load: Load, name: str) -> None:
-    algorithm = load(f"algorithm.name={name}").algorithm
-    expected = DEFAULTS[algorithm.name]
-    assert (algorithm.clip_low, algorithm.clip_high) == (expected.clip_low, expected.clip_high)
-    assert algorithm.aggregation == expected.aggregation
-
-
-def test_the_defaults_are_the_papers() -> None:
-    assert (DEFAULTS["gspo"].clip_low, DEFAULTS["gspo"].clip_high) == (3e-4, 4e-4)
-    assert (DEFAULTS["grpo"].clip_low, DEFAULTS["grpo"].clip_high) == (0.2, 0.2)
-
-
-def test_a_null_setting_is_left_out_and_a_given_one_stays(load: Load) -> None:
-    algorithm = load(
-        "algorithm={name: grpo, clip_low: null, clip_high: 0.28, aggregation: token_mean}"
-    ).algorithm
-    assert (algorithm.clip_low, algorithm.clip_high, algorithm.aggregation) == (0.2, 0.28, "token_mean")
 
 
 def test_a_source_is_told_by_its_key(load: Load) -> None:

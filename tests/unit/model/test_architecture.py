@@ -11,7 +11,7 @@ import pytest
 from megagspo.config.layout import ParallelConfig
 from megagspo.errors import ConfigError, MissingError, ModelError
 from megagspo.model import build
-from megagspo.model.architecture import check_divides, read_architecture
+from megagspo.model.architecture import active_weights, check_divides, quadratic_work, read_architecture
 from megagspo.model.build import padded_vocabulary
 
 DENSE: dict[str, Any] = {
@@ -94,6 +94,11 @@ def test_messages_name_file_and_remedy(tmp_path: Path) -> None:
     ("sizes", "hf", "message"),
     [
         ({"pipeline": 4}, DENSE, "parallel.pipeline=4 does not divide the model's 30 layers"),
+        (
+            {"pipeline": 5, "virtual_pipeline": 4},
+            DENSE,
+            "parallel.virtual_pipeline=4 does not divide the model's 6 layers a pipeline stage",
+        ),
         ({"tensor": 4}, DENSE, "parallel.tensor=4 does not divide the model's 2 key/value heads"),
         ({"expert": 3}, MOE, "parallel.expert=3 does not divide the model's 8 experts"),
         ({"expert": 2}, DENSE, "parallel.expert=2, but the model has no experts"),
@@ -111,6 +116,39 @@ def test_uneven_cuts_are_refused(
     layout = ParallelConfig.model_validate({"data": "auto", **sizes}).resolve()
     with pytest.raises(ConfigError, match=message):
         check_divides(architecture(tmp_path, hf), layout)
+
+
+QWEN3_30B_A3B: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "num_experts": 128,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+
+
+def test_active_weights_are_the_published_ones(tmp_path: Path) -> None:
+    """3.3 billion activated (model card of Qwen3-30B-A3B), which counts the embedding."""
+    read = architecture(tmp_path, QWEN3_30B_A3B)
+    assert active_weights(read) + 151936 * 2048 == pytest.approx(3.3e9, rel=0.02)
+
+
+def test_attention_of_two_tokens_is_counted_product_by_product(tmp_path: Path) -> None:
+    """Of long sequences each further pair of tokens costs a score and a weighted value in every layer."""
+    read = architecture(tmp_path, DENSE)
+    weights = 30 * (32 * 16 * (4 + 4 + 2 + 2) + 3 * 32 * 48) + 32 * 300
+    assert active_weights(read) == weights
+    pair = 30 * 4 * (2 * 16 + 2 * 16)  # layers, heads, multiply-adds of two products of 16 channels
+    assert quadratic_work(read) == pytest.approx(pair / 2 / (2 * weights))
 
 
 @pytest.mark.parametrize(("vocabulary", "divisor", "tensor", "rows"), [(10, 4, 2, 8), (151936, 64, 2, 75968)])

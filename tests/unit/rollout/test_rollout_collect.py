@@ -33,6 +33,8 @@ def test_responses_of_a_prompt_stand_side_by_side_under_its_group() -> None:
 def test_one_prompt_twice_in_a_step_makes_two_groups_and_other_samples() -> None:
     requests = requests_of(prompt(4), prompt(4))
     assert len({r.id for r in requests}) == len({r.seed for r in requests}) == 6
+    later = requests_of(prompt(4), first_position=2)
+    assert len({r.id for r in requests + later}) == 9
 
 
 def test_seeds_are_stable_and_differ_by_run_step_prompt_position_and_sample() -> None:
