@@ -123,7 +123,9 @@ def read_vectors(path: Path) -> list[Vector]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(entries, list) or not entries:
-        raise DataError(f"{path} holds no list of entries: a file of vectors is a list of objects, one a case")
+        raise DataError(
+            f"{path} holds no list of entries: a file of vectors is a list of objects, one a case"
+        )
     return [_vector(entry, f"{path}, entry {position}") for position, entry in enumerate(entries)]
 
 

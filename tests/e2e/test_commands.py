@@ -234,3 +234,9 @@ def test_a_full_disk_while_saving_exits_1_and_keeps_what_was_saved(
         assert (tmp_path / "tiny_moe" / "checkpoints" / "latest").read_text().strip() == "step_000001"
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_the_objectives_meet_their_vectors(megagspo: Command, tmp_path: Path) -> None:
+    result = megagspo("conformance", "--json", tmp_path / "results.json")
+    count = len(json.loads((tmp_path / "results.json").read_text()))
+    assert f"{count} of {count} vectors pass" in result.stdout
