@@ -39,8 +39,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test-quick: lint  ## lint, types, unit tests
-	$(BIN)/pytest tests/unit
+test-quick: lint  ## lint, types, unit tests, the objectives' vectors
+	$(BIN)/pytest tests/unit tests/conformance
 
 test: lint  ## + gloo ranks, engines, commands as a user types them
 	$(BIN)/pytest -m "not full"

@@ -3,7 +3,7 @@
     prompts -> rollouts -> rewards -> advantages -> packed micro-batches -> loss -> optimizer -> weight push
     -> next rollouts
 
-Every rank runs this loop. What a stage does is in `stages.py`, what it is given in `assembly.py`, what is
+Every rank runs this loop. What a stage does is in `stages/`, what it is given in `assembly.py`, what is
 measured in `measure.py`.
 """
 

@@ -220,7 +220,7 @@ def kl() -> list[Entry]:
 
 
 def corrections() -> list[Entry]:
-    entries = []
+    entries: list[Entry] = []
     for name, off, modes in (
         ("gspo", 1e-3, ("truncate", "mask")),
         ("grpo", 0.3, ("truncate", "mask")),

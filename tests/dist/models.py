@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from megagspo.types import TrainSequence
@@ -72,3 +73,20 @@ def make_sequences(count: int, *, shortest: int = 3, longest: int = 40, seed: in
             TrainSequence(id=f"s{position}", token_ids=tuple(tokens), prompt_length=number(1, length))
         )
     return sequences
+
+
+def as_on_disk(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """transformers holds a layer's experts in two tensors, a checkpoint each expert's matrices by
+    themselves."""
+    named: dict[str, Tensor] = {}
+    for name, gradient in gradients.items():
+        if name.endswith("experts.gate_up_proj"):
+            for expert, (gate, up) in enumerate(both.chunk(2) for both in gradient):
+                prefix = name.removesuffix("gate_up_proj") + str(expert)
+                named |= {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up}
+        elif name.endswith("experts.down_proj"):
+            prefix = name.removesuffix("down_proj")
+            named |= {f"{prefix}{expert}.down_proj.weight": down for expert, down in enumerate(gradient)}
+        else:
+            named[name] = gradient
+    return named

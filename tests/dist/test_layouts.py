@@ -18,7 +18,7 @@ from megagspo.algo.objective import token_batch
 from megagspo.types import LogProbs
 from tests.dist.harness import RankPool
 from tests.dist.learner import gradients_of, make_batch, make_objective, make_policy, weights_of
-from tests.dist.models import VOCABULARY, make_sequences
+from tests.dist.models import VOCABULARY, as_on_disk, make_sequences
 
 LAYOUTS: dict[str, dict[str, int]] = {
     "dp2": {"data": 2},
@@ -112,26 +112,9 @@ def autograd_gradients(model: Path, count: int) -> tuple[float, dict[str, Tensor
         losses.append(-torch.minimum(ratio * advantage[0], ratio.clamp(0.2, 3.0) * advantage[0]))
     loss = torch.stack(losses).mean()
     loss.backward()
-    return loss.item(), _as_on_disk(
+    return loss.item(), as_on_disk(
         {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
     )
-
-
-def _as_on_disk(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-    """transformers holds a layer's experts in two tensors, a checkpoint each expert's matrices by
-    themselves."""
-    named: dict[str, Tensor] = {}
-    for name, gradient in gradients.items():
-        if name.endswith("experts.gate_up_proj"):
-            for expert, (gate, up) in enumerate(both.chunk(2) for both in gradient):
-                prefix = name.removesuffix("gate_up_proj") + str(expert)
-                named |= {f"{prefix}.gate_proj.weight": gate, f"{prefix}.up_proj.weight": up}
-        elif name.endswith("experts.down_proj"):
-            prefix = name.removesuffix("down_proj")
-            named |= {f"{prefix}{expert}.down_proj.weight": down for expert, down in enumerate(gradient)}
-        else:
-            named[name] = gradient
-    return named
 
 
 def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -235,3 +235,9 @@ def test_a_float32_export_says_so_although_its_source_declared_bfloat16(
     megagspo("convert", "hf-to-megatron", model, tmp_path / "megatron")
     megagspo("convert", "megatron-to-hf", tmp_path / "megatron", tmp_path / "hf")
     assert json.loads((tmp_path / "hf" / "config.json").read_text()) == config | {"dtype": "float32"}
+
+
+def test_the_objectives_meet_their_vectors(megagspo: Command, tmp_path: Path) -> None:
+    result = megagspo("conformance", "--json", tmp_path / "results.json")
+    count = len(json.loads((tmp_path / "results.json").read_text()))
+    assert f"{count} of {count} vectors pass" in result.stdout

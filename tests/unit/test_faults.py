@@ -15,7 +15,7 @@ import torch
 
 from megagspo.algo.aggregation import token_weights
 from megagspo.algo.losses import objective_of
-from megagspo.algo.objective import token_batch
+from megagspo.algo.objective import TokenBatch, token_batch
 from megagspo.config.algorithm import AlgorithmName
 from megagspo.config.guard import check_token_advantages, guard
 from megagspo.conformance.evaluation import Outcome, evaluate
@@ -65,8 +65,10 @@ def test_fault_2_gspo_is_a_mean_over_responses_of_a_mean_over_tokens() -> None:
     aggregations are refused."""
     train, old = random_rows(1e-3)
     once, _, _ = loss_and_gradient(make_batch(train, old, ADVANTAGES, dtype=torch.float64), settings("gspo"))
-    longer = [[row.repeat(3) if i == 2 else row for i, row in enumerate(rows)] for rows in (train, old)]
-    twice, _, _ = loss_and_gradient(make_batch(*longer, ADVANTAGES, dtype=torch.float64), settings("gspo"))
+    new, before = ([row.repeat(3) if i == 2 else row for i, row in enumerate(rows)] for rows in (train, old))
+    twice, _, _ = loss_and_gradient(
+        make_batch(new, before, ADVANTAGES, dtype=torch.float64), settings("gspo")
+    )
     assert twice == pytest.approx(once, rel=1e-12)
     for aggregation in ("token_mean", "constant_length"):
         with pytest.raises(ConfigError, match="sequence_mean"):
@@ -103,8 +105,7 @@ def test_fault_4_no_log_ratio_makes_the_loss_infinite(name: AlgorithmName) -> No
 
 def test_fault_5_a_response_is_never_divided_over_micro_batches_or_data_parallel_ranks() -> None:
     """So that its mean log-ratio is one mean, not each part's own: a plan gives a sequence to one micro-batch
-    in one piece, and what an objective is given of it is all its tokens. That loss and gradient are the same
-    for every layout is held by tests/dist/test_layouts.py."""
+    in one piece, and what an objective is given of it is all its tokens."""
     draws = random.Random(0)
     sequences = [
         TrainSequence(id=f"s{i}", token_ids=(1,) * draws.randint(2, 30), prompt_length=1) for i in range(40)
@@ -119,6 +120,44 @@ def test_fault_5_a_response_is_never_divided_over_micro_batches_or_data_parallel
         part = token_batch(whole, members, torch.zeros(count), torch.zeros(count))
         means = part.segments.mean(part.old_logprobs).tolist()
         assert means == pytest.approx([values[i].mean().item() for i in members], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fault_5_a_response_whose_tokens_two_hold_has_one_mean(name: AlgorithmName) -> None:
+    """Context parallelism in one process: each of two holders has every other token, and their partial sums
+    are added. Loss and gradient are those of the undivided batch: no holder takes a mean of its own, and
+    nothing is counted twice."""
+    train, old = random_rows(off(name))
+    config = settings(name, off_policy_mask={"threshold": 0.0})
+    whole = make_batch(train, old, ADVANTAGES, dtype=torch.float64, rollout_logprobs=old)
+    expected, gradient, _ = loss_and_gradient(whole, config)
+    logprobs = whole.train_logprobs
+    lengths = [int(length) for length in whole.segments.lengths]
+    weights = token_weights(lengths, config.aggregation, length_constant=config.length_constant)
+    spread = whole.segments.spread(torch.tensor(weights, dtype=torch.float64))
+
+    def held(holder: int, total: Any) -> torch.Tensor:
+        tokens = torch.arange(holder, len(logprobs), 2)
+        part = TokenBatch(
+            train_logprobs=logprobs[tokens],
+            old_logprobs=whole.old_logprobs[tokens],
+            advantages=whole.advantages[tokens],
+            rollout_logprobs=whole.old_logprobs[tokens],
+            segments=whole.segments.part(tokens, total),
+        )
+        return (spread[tokens] * objective_of(config)(part).loss).sum()
+
+    partial: list[list[torch.Tensor]] = [[], []]
+    for holder in (0, 1):  # what each has to contribute, in the order in which sums are asked for
+        held(holder, lambda sums, own=partial[holder]: own.append(sums) or sums)
+    losses = []
+    for holder in (0, 1):
+        others = iter(partial[1 - holder])
+        losses.append(held(holder, lambda sums, others=others: sums + next(others)))
+    loss = losses[0] + losses[1]
+    (slopes,) = torch.autograd.grad(loss, logprobs)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    assert slopes.tolist() == pytest.approx(gradient.tolist(), rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize("name", NAMES)

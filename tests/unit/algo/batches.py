@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +26,9 @@ Rows = list[Tensor]
 
 
 def settings(name: AlgorithmName, **keys: object) -> AlgorithmConfig:
-    """A configuration in which what a run would fill in is there."""
-    constant = {"length_constant": 16} if name == "dr_grpo" else {}
-    return AlgorithmConfig.model_validate({"name": name, **constant, **keys})
+    """A configuration in which what a run would fill in is there; hybrid leans to one side."""
+    filled: dict[str, Any] = {"dr_grpo": {"length_constant": 16}, "hybrid": {"hybrid_weight": 0.3}}
+    return AlgorithmConfig.model_validate({"name": name, **filled.get(name, {}), **keys})
 
 
 def random_rows(scale: float, seed: int = 0, lengths: Sequence[int] = LENGTHS) -> tuple[Rows, Rows]:

@@ -8,10 +8,10 @@ import statistics
 from fractions import Fraction
 
 import pytest
-from tests.unit.stages.samples import sample
 
 from megagspo.scores import majority, pass_at, scores, standard_error
 from megagspo.types import Sample
+from tests.unit.stages.samples import sample
 
 
 @pytest.mark.parametrize("responses", [1, 2, 5, 8])

@@ -61,7 +61,8 @@ def test_an_update_keeps_what_it_learned_from() -> None:
 )
 def test_what_is_no_number_is_named_before_any_weight_moves(field: str) -> None:
     policy = Policy(math.nan)
-    bad = replace(BATCH, **{field: [ROWS[0], torch.tensor([math.inf])]})
+    rows: Any = {field: [ROWS[0], torch.tensor([math.inf])]}
+    bad = replace(BATCH, **rows)
     with pytest.raises(NumericsError, match=f"sample r1: {field} are not finite: update 5 was not made"):
         made(policy, bad)
     assert policy.updates == 4
