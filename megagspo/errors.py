@@ -96,7 +96,7 @@ def writing(
     *,
     what: str = "",
     elsewhere: str = "change run.dir",
-    then: str = "start the run again: it goes on from its newest checkpoint",
+    then: str = "start the run again, which goes on from its newest checkpoint if there is one",
 ) -> Iterator[None]:
     """Turns what the file system refuses in the block, which writes `path`, into one message for the user.
 

@@ -50,7 +50,7 @@ def inputs_for_warm_up(config: Config) -> Inputs:
                 raise ConfigError(
                     f"prompt {prompt.id} has {len(prompt.token_ids)} tokens and its answer {len(answer)}, "
                     f"together more than {name} ({limit}): take the problem out of data.train"
-                    + (f", or raise {name}" if name.startswith("trainer.") else "")
+                    f"{_or_raise(name)}"
                 )
     if config.eval.every:
         check_prompts(config.reward, inputs.prompts.held_out)
@@ -137,8 +137,7 @@ def _check_room_for_responses(config: Config, prompts: Iterable[Prompt], *, trai
             raise ConfigError(
                 f"prompt {longest.id} has {len(longest.token_ids)} tokens, which with "
                 f"rollout.response_length_max={response} makes {total}, more than {name} ({limit}): "
-                "lower rollout.response_length_max or take long prompts out"
-                + (f", or raise {name}" if name.startswith("trainer.") else "")
+                f"lower rollout.response_length_max or take long prompts out{_or_raise(name)}"
             )
 
 
@@ -146,4 +145,11 @@ def _limits(config: Config, *, train: bool) -> list[tuple[int, str]]:
     """How many tokens a sequence may have, and what says so."""
     positions = read_architecture(config.model.path).max_positions
     limits = [(positions, "the model's max_position_embeddings")]
-    return [*limits, (config.trainer.tokens_per_microbatch, "trainer.tokens_per_microbatch")][: 1 + train]
+    if train:
+        limits.append((config.trainer.tokens_per_microbatch, "trainer.tokens_per_microbatch"))
+    return limits
+
+
+def _or_raise(name: str) -> str:
+    """The other remedy, for a limit that the configuration sets."""
+    return f", or raise {name}" if name.startswith("trainer.") else ""

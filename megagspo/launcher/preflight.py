@@ -138,7 +138,7 @@ def _model_and_config(target: Path, file: Path | None) -> tuple[Path, Path]:
             f"{target} is neither the directory of a run (it has no config.yaml) nor a Hugging Face "
             "directory (it has no config.json): give one of these, or a configuration file"
         )
-    source = file or target.parent / "config.yaml"
+    source = file or Path(os.path.abspath(target)).parent / "config.yaml"
     if file is None and not source.is_file():
         raise MissingError(
             f"{target} is a Hugging Face directory outside a run: there is no {source} to say on what it is "

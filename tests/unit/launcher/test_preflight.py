@@ -56,8 +56,12 @@ def test_of_a_run_its_export_is_evaluated_whatever_it_started_from(run: Path) ->
     assert (config.eval.samples, config.rollout.temperature) == (3, 0.5)
 
 
-def test_a_hugging_face_directory_is_evaluated_as_the_run_it_is_in(run: Path) -> None:
+def test_a_hugging_face_directory_is_evaluated_as_the_run_it_is_in(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert evaluation_config(run / "hf", []) == evaluation_config(run, [])
+    monkeypatch.chdir(run / "hf")
+    assert evaluation_config(Path("."), []).eval == evaluation_config(run, []).eval
 
 
 @pytest.mark.parametrize("target", ["2025", "2025/hf", "7"])
