@@ -184,6 +184,7 @@ COMMANDS = [
     "sft",
     "eval",
     "report",
+    "conformance",
     "doctor",
     "convert hf-to-megatron",
     "convert megatron-to-hf",

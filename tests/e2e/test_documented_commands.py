@@ -51,7 +51,7 @@ def checkout(
 ) -> Path:
     """A directory like the repository's root after `make demo`, on a smaller scale."""
     root = tmp_path_factory.mktemp("checkout")
-    for name in ("configs", "tools"):
+    for name in ("configs", "tools", "tests"):
         (root / name).symlink_to(ROOT / name)
     shutil.copytree(warm_model, root / "runs/tiny_moe_warm/hf")
     shutil.copytree(tiny_moe_dir, root / "runs/tiny_moe_init")
