@@ -65,6 +65,7 @@ class MegatronPolicy:
         self.architecture = read_architecture(config.model.path)
         bound, dimensions = bound_rules(read_config(config.model.path))
         recompute = config.trainer.recompute
+        # The model's chunks as they are built; `chunks` below are the same, wrapped for data parallelism.
         self._bare = build_model(self.architecture, layout, platform, dtype, recompute=recompute)
         self.weights = ModelWeights(self._bare, layout, bound, dimensions)
         if config.model.checkpoint is None:

@@ -185,6 +185,7 @@ def test_gradient_is_the_same_without_the_distributed_optimizer(
         {"pipeline": 2},
         {"data": 2},
         {"context": 2},
+        {"context": 2, "tensor": 2, "sequence": False},
         {"pipeline": 2, "virtual_pipeline": 2},
     ],
     ids=str,

@@ -347,18 +347,31 @@ def test_load_replaces_whatever_state_was_there(
         assert_equal(second, later)
 
 
-@pytest.mark.parametrize("distributed", [True, False])
+@pytest.mark.parametrize(
+    ("layers", "sizes", "distributed"),
+    [
+        (2, {"data": 2}, True),
+        (2, {"data": 2}, False),
+        (2, {"context": 2}, True),
+        (4, {"pipeline": 2, "virtual_pipeline": 2}, True),
+    ],
+)
 def test_bfloat16_run_resumes_bit_equal(
-    ranks: RankPool, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, distributed: bool
+    ranks: RankPool,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    layers: int,
+    sizes: dict[str, int],
+    distributed: bool,
 ) -> None:
     """The float32 masters carry what bfloat16 weights round away: they are part of the checkpoint."""
     from tests.dist.models import make_moe
 
-    model = make_moe(tmp_path_factory.mktemp("models") / "two_layers", num_hidden_layers=2)
+    model = make_moe(tmp_path_factory.mktemp("models") / "layers", num_hidden_layers=layers)
     settings = (distributed, "bfloat16")
-    never_saved = ranks.run(train_on, model, 2, *settings, data=2)
-    saved_weights, later, _ = ranks.run(train_and_save, model, tmp_path, 2, *settings, data=2)[0]
-    resumed = ranks.run(load_and_train, model, tmp_path, *settings, data=2)
+    never_saved = ranks.run(train_on, model, 2, *settings, **sizes)
+    saved_weights, later, _ = ranks.run(train_and_save, model, tmp_path, 2, *settings, **sizes)[0]
+    resumed = ranks.run(load_and_train, model, tmp_path, *settings, **sizes)
     assert any(tensor.dtype == torch.bfloat16 for tensor in saved_weights.values())
     for expected, (loaded, continued, _, _) in zip(never_saved, resumed, strict=True):
         assert_equal(loaded, saved_weights)

@@ -73,6 +73,12 @@ LAYOUTS = {
     "EP=2": ("parallel.expert=2",),
     "DP=2": ("parallel.data=2", "parallel.expert=1"),
     "TP=2 EP=2 PP=2": ("parallel.tensor=2", "parallel.expert=2", "parallel.pipeline=2"),
+    "CP=2 EP=2 PP=2 VPP=2": (
+        "parallel.context=2",
+        "parallel.expert=2",
+        "parallel.pipeline=2",
+        "parallel.virtual_pipeline=2",
+    ),
 }
 
 
