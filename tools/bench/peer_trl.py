@@ -47,14 +47,18 @@ def main() -> None:
         model = Path(arguments.model) if arguments.model else _random_model(work)
         data = _prompts(work, model, count=PROMPTS * (arguments.warm + arguments.batches))
         ours = [_ours(work, model, data, arguments, layout=layout) for layout in arguments.ours]
-        peers = [_trl(work, model, data, arguments, threads=threads) for threads in arguments.trl_threads]
+        peers = [
+            _trl(work, model, data, arguments, threads=threads, checkpointing=checkpointing)
+            for threads in arguments.trl_threads
+            for checkpointing in arguments.trl_checkpointing
+        ]
         rates: dict[str, list[float]] = {side.name: [] for side in (*ours, *peers)}
         for turn in range(arguments.rounds):
             for side in (*ours, *peers):  # by turns, so that a busy moment of the machine hits both
                 seconds = _seconds_per_batch(side, work, arguments)
                 rates[side.name].append(SAMPLES / statistics.median(seconds))
                 print(
-                    f"round {turn + 1}  {side.name:<24} {rates[side.name][-1]:7.1f} samples/s  "
+                    f"round {turn + 1}  {side.name:<32} {rates[side.name][-1]:7.1f} samples/s  "
                     f"(median of {len(seconds)} batches; {min(seconds):.2f} to {max(seconds):.2f} s a batch)",
                     flush=True,
                 )
@@ -90,6 +94,13 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--trl-threads", nargs="+", type=int, default=[2], help="OpenMP threads of TRL's process (default 2)"
+    )
+    parser.add_argument(
+        "--trl-checkpointing",
+        nargs="+",
+        choices=["on", "off"],
+        default=["on", "off"],
+        help="gradient checkpointing, which TRL switches on by default (default: both ways)",
     )
     return parser.parse_args()
 
@@ -143,7 +154,15 @@ def _ours(work: Path, model: Path, data: Path, arguments: argparse.Namespace, *,
     return Side(name=f"megagspo {layout}", command=command, threads=1)
 
 
-def _trl(work: Path, model: Path, data: Path, arguments: argparse.Namespace, *, threads: int) -> Side:
+def _trl(
+    work: Path,
+    model: Path,
+    data: Path,
+    arguments: argparse.Namespace,
+    *,
+    threads: int,
+    checkpointing: str,
+) -> Side:
     settings = {
         "model": str(model),
         "data": str(data),
@@ -154,9 +173,11 @@ def _trl(work: Path, model: Path, data: Path, arguments: argparse.Namespace, *, 
         "new_tokens": NEW_TOKENS,
         "minibatches": MINIBATCHES,
         "learning_rate": LEARNING_RATE,
+        "gradient_checkpointing": checkpointing == "on",
     }
     command = [sys.executable, str(HERE / "trl_process.py"), json.dumps(settings)]
-    return Side(name=f"TRL {threads} thread{'s' * (threads > 1)}", command=command, threads=threads)
+    name = f"TRL {threads} thread{'s' * (threads > 1)}, checkpointing {checkpointing}"
+    return Side(name=name, command=command, threads=threads)
 
 
 def _seconds_per_batch(side: Side, work: Path, arguments: argparse.Namespace) -> list[float]:

@@ -57,7 +57,7 @@ def main() -> None:
         beta=0.0,
         learning_rate=job["learning_rate"],
         lr_scheduler_type="constant",
-        gradient_checkpointing=False,
+        gradient_checkpointing=job["gradient_checkpointing"],
         save_strategy="no",
         report_to=[],
         logging_steps=job["minibatches"],
