@@ -110,13 +110,15 @@ def test_metrics_have_the_names_of_the_parts_that_exist(whole: Path) -> None:
         "step",
         *(f"reward/{name}" for name in ("mean", "std", "solve_none", "solve_all")),
         *(f"response/{name}" for name in ("length_mean", "truncated_fraction")),
-        *(
-            f"policy/{name}"
-            for name in ("loss", "grad_norm", "entropy", "ratio_mean", "ratio_max", "version")
-        ),
-        *(f"policy/clip_fraction{side}" for side in ("", "_low", "_high")),
+        *(f"policy/{name}" for name in ("loss", "grad_norm", "entropy", "version")),
+        *(f"policy/ratio_{name}" for name in ("mean", "max", "p01", "p50", "p99")),
+        *("policy/log_ratio_abs_mean", "policy/effective_sample_size"),
+        *(f"policy/clip_fraction{side}{of}" for side in ("", "_low", "_high") for of in ("", "_sequences")),
+        *(f"advantage/{name}" for name in ("mean", "std", "abs_max", "zero_fraction")),
         "optim/lr",
-        *(f"mismatch/{name}" for name in ("logprob_abs_mean", "k3", "ratio_in_eps")),
+        *(f"mismatch/{name}" for name in ("logprob_abs_mean", "k3")),
+        *(f"mismatch/ratio_in_eps{third}" for third in ("", "_short", "_middle", "_long")),
+        "staleness/ratio_in_eps",
         *(f"time/{name}" for name in ("rollout", "old_logprob", "train", "push", "step")),
         *(f"perf/{name}" for name in ("tokens_per_second", "samples_per_second", "packing_efficiency")),
         "memory/peak_gib",
