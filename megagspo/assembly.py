@@ -15,7 +15,7 @@ from torch import Tensor
 from megagspo.config import Config, Layout, dump_config
 from megagspo.convert.safetensors_io import write_checkpoint
 from megagspo.data import PromptSet, PromptStream
-from megagspo.errors import writing
+from megagspo.errors import NumericsError, writing
 from megagspo.inputs import Inputs
 from megagspo.observe.metrics import MetricsLog
 from megagspo.observe.progress import ProgressDisplay, step_line
@@ -65,6 +65,7 @@ class Run:
     metrics: MetricsLog | None  # on the first rank
     progress: ProgressDisplay
     step: int
+    samples: Sequence[Sample] = ()  # of the step being made
 
     def remaining_steps(self) -> Iterator[int]:
         """The steps still to make, counted from 1."""
@@ -83,11 +84,26 @@ class Run:
 
     def keep_rollouts(self, samples: Sequence[Sample]) -> None:
         """Files what the step learns from, to be read and to be replayed. Raises NumericsError when it is not
-        finite: the file then shows it."""
-        file = step_file(self.directory.rollouts, self.step)
+        finite."""
+        self.samples = samples
         if self.world.is_first:
+            file = step_file(self.directory.rollouts, self.step)
             write_samples(file, samples, self.step, self.policy.version)
-        check_finite(samples, file=file)
+        check_finite(samples)
+
+    def keep_failed(self, error: NumericsError) -> NumericsError:
+        """Files the sample that the error names in `failed/`, and says so in the error that it returns."""
+        named = [sample for sample in self.samples if sample.id == error.sample]
+        if not named:
+            return error
+        file = step_file(self.directory.failed, self.step)
+        if self.world.is_first:
+            write_samples(file, named, self.step, self.policy.version)
+        return NumericsError(
+            f"{error}: step {self.step} was not made, and the newest checkpoint stands. "
+            f"The sample is in {file}",
+            sample=error.sample,
+        )
 
     def renew_reference_when_due(self) -> None:
         """The reference becomes the current policy every `algorithm.kl.reference_every` steps."""
@@ -196,7 +212,7 @@ def assemble(config: Config, inputs: Inputs, *, command: Command) -> Iterator[Ru
         changed = directory.remember(dump_config(config)) if world.is_first else []
         for change in changed if step else ():
             progress.line(f"warning: since this run was last started, {change}")
-        yield Run(
+        run = Run(
             config=config,
             command=command,
             world=world,
@@ -209,6 +225,10 @@ def assemble(config: Config, inputs: Inputs, *, command: Command) -> Iterator[Ru
             progress=progress,
             step=step,
         )
+        try:
+            yield run
+        except NumericsError as error:
+            raise run.keep_failed(error) from error
 
 
 @contextmanager

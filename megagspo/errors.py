@@ -64,7 +64,12 @@ class PushError(EngineError):
 
 
 class NumericsError(MegagspoError, ArithmeticError):
-    """A NaN or infinity appeared where none may be. The message names the sample."""
+    """A NaN or infinity appeared where none may be. The message names the sample, and so does `sample`: its
+    id, None where it is not one sample's doing."""
+
+    def __init__(self, message: str, *, sample: str | None = None) -> None:
+        super().__init__(message)
+        self.sample = sample
 
 
 class DiskError(MegagspoError, OSError):

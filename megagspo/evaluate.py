@@ -20,6 +20,7 @@ from megagspo.inputs import inputs_for_evaluation
 from megagspo.measure import full_reward
 from megagspo.platform.device import pick_platform
 from megagspo.rollout.embedded.engine import EmbeddedEngine
+from megagspo.rollout.store import check_finite
 from megagspo.scores import Answered, scores
 from megagspo.stages import respond
 from megagspo.types import Sample
@@ -78,6 +79,7 @@ def held_out_metrics(run: Run, answering: Respondent) -> dict[str, float]:
     if not every or run.step % every:
         return {}
     samples = respond(answering, run.inputs.prompts.held_out, responses=k, step=_STEP)
+    check_finite(samples)
     return {f"eval/avg@{k}": statistics.fmean(sample.reward for sample in samples)}
 
 
@@ -106,6 +108,7 @@ def evaluate(config: Config) -> Evaluation:
         samples = respond(
             answering, prompts, responses=k, step=_STEP, progress=lambda ended: bar.advance(task, ended)
         )
+        check_finite(samples)
         answered = _answered(answering)
     solved = full_reward(config.reward)
     return Evaluation(

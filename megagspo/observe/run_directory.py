@@ -33,6 +33,7 @@ class RunDirectory:
         self.checkpoints = root / "checkpoints"
         self.hf = root / "hf"
         self.rollouts = root / "rollouts"
+        self.failed = root / "failed"
         self.logs = root / "logs"
 
     def saved_state(self) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from megagspo.config.schema import RewardConfig
-from megagspo.errors import NumericsError
 from megagspo.reward.base import AnswerReward, Reward
 from megagspo.reward.exact import ExactReward
 from megagspo.reward.math import MathReward
@@ -42,23 +40,15 @@ class Scorer:
         return next(answering, None)
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[dict[str, float]]:
-        """Each reward by name, one dictionary a response, in the order of the responses.
-
-        Raises NumericsError, naming reward and sample, for a reward that is not finite: trained on, it would
-        spoil its whole group without a word.
-        """
+        """Each reward by name, one dictionary a response, in the order of the responses. What is not finite
+        is passed on: whoever uses it can name the sample and keep it (`rollout.store.check_finite`)."""
         assert len(prompts) == len(texts), f"{len(prompts)} prompts but {len(texts)} responses"
         scores: list[dict[str, float]] = [{} for _ in texts]
         for name, reward in self._rewards.items():
             values = reward.score_all(prompts, texts)
             assert len(values) == len(texts), f"reward {name}: {len(values)} scores of {len(texts)} responses"
-            for index, (prompt, value) in enumerate(zip(prompts, values, strict=True)):
-                if not math.isfinite(value):
-                    raise NumericsError(
-                        f"reward {name!r} of response {index}, to prompt {prompt.id}, is {value}: "
-                        f"{texts[index][:200]!r}"
-                    )
-                scores[index][name] = float(value)
+            for score, value in zip(scores, values, strict=True):
+                score[name] = float(value)
         return scores
 
     def total(self, scores: Mapping[str, float]) -> float:

@@ -72,20 +72,18 @@ def _spelled_out(value: Any) -> Any:
     return value
 
 
-def check_finite(samples: Iterable[Sample], *, file: Path) -> None:
-    """Raises NumericsError, naming `file` where the samples were kept, for a reward or log-probability of an
-    engine that is not finite."""
+def check_finite(samples: Iterable[Sample]) -> None:
+    """Raises NumericsError for a reward, by its name, or a log-probability of the engine that is not finite:
+    trained on, it would spoil its whole group without a word."""
     for sample in samples:
         for what, values in (
+            *((f"reward {name!r}", [value]) for name, value in sample.rewards.items()),
             ("reward", [sample.reward]),
             ("engine's log-probability", sample.completion.logprobs),
         ):
             for value in values:
                 if not math.isfinite(value):
-                    raise NumericsError(
-                        f"sample {sample.id}: {what} is {value}: the step was not made, and the newest "
-                        f"checkpoint stands. The sample is in {file}"
-                    )
+                    raise NumericsError(f"sample {sample.id}: {what} is {value}", sample=sample.id)
 
 
 def read_samples(path: str | Path) -> list[Sample]:

@@ -76,9 +76,7 @@ def lesson(config: Config, data: Experience) -> MiniBatch:
     assert old is not None
     for sample in data.samples:
         if not math.isfinite(sample.reward):
-            raise NumericsError(
-                f"sample {sample.id}: its reward is {sample.reward}: nothing was learned from it"
-            )
+            raise NumericsError(f"sample {sample.id}: its reward is {sample.reward}", sample=sample.id)
     rewards = [
         sample.reward
         - overlong_punishment(
@@ -173,5 +171,6 @@ def _check_finite(samples: Sequence[Sample], logprobs: Sequence[Tensor], whose: 
     for sample, values in zip(samples, logprobs, strict=True):
         if not torch.isfinite(values).all():
             raise NumericsError(
-                f"sample {sample.id}: the {whose}'s log-probabilities are not finite: {values.tolist()}"
+                f"sample {sample.id}: the {whose}'s log-probabilities are not finite: {values.tolist()}",
+                sample=sample.id,
             )

@@ -32,7 +32,7 @@ def update(policy: MegatronPolicy, batch: MiniBatch, objective: Objective, *, te
     when the loss is not finite."""
     gradient = policy.forward_backward(batch, objective, temperature=temperature)
     if not math.isfinite(gradient.loss):
-        raise NumericsError(_what_is_not_finite(batch, gradient, policy.updates + 1))
+        raise _what_is_not_finite(batch, gradient, policy.updates + 1)
     grad_norm, learning_rate = policy.optimizer_step()
     if not math.isfinite(grad_norm):
         raise NumericsError(
@@ -42,7 +42,7 @@ def update(policy: MegatronPolicy, batch: MiniBatch, objective: Objective, *, te
     return Update(batch=batch, gradient=gradient, grad_norm=grad_norm, learning_rate=learning_rate)
 
 
-def _what_is_not_finite(batch: MiniBatch, gradient: Gradient, number: int) -> str:
+def _what_is_not_finite(batch: MiniBatch, gradient: Gradient, number: int) -> NumericsError:
     inputs = {
         "the policy's log-probabilities": gradient.logprobs.logprobs,
         "old_logprobs": batch.old_logprobs,
@@ -54,8 +54,10 @@ def _what_is_not_finite(batch: MiniBatch, gradient: Gradient, number: int) -> st
     for name, values in inputs.items():
         for sequence, tensor in zip(batch.sequences, values or (), strict=False):
             if not torch.isfinite(tensor).all():
-                return (
-                    f"sample {sequence.id}: {name} are not finite: update {number} was not made, and the "
-                    "last checkpoint stands"
+                return NumericsError(
+                    f"sample {sequence.id}: {name} are not finite: update {number} was not made",
+                    sample=sequence.id,
                 )
-    return f"the loss of update {number} is {gradient.loss}: it was not made, and the last checkpoint stands"
+    return NumericsError(
+        f"the loss of update {number} is {gradient.loss}: it was not made, and the last checkpoint stands"
+    )

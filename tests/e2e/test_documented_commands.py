@@ -26,6 +26,7 @@ SHORTER = {
     "megagspo sft": "trainer.steps=1 checkpoint.every=0",
     "megagspo eval": "data.eval.0.size=20",
     "tools/bench/peer_trl.py": "--help",  # the peer is not among the project's dependencies
+    "tools/bench/logprob.py": "--help",
     "tools/demo.py": "--help",  # run whole by test_demo.py
 }
 

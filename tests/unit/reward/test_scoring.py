@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
 import pytest
 
 from megagspo.config.schema import RewardConfig
-from megagspo.errors import DataError, NumericsError
+from megagspo.errors import DataError
 from megagspo.reward.base import Reward
 from megagspo.reward.exact import ExactReward
 from megagspo.reward.scoring import REWARDS, Scorer, check_prompts
@@ -38,16 +39,19 @@ def test_total_is_the_weighted_sum_in_the_order_of_the_responses() -> None:
         assert [scorer.total(each) for each in scores] == [2.5, 2.0, 0.0]
 
 
-def test_a_reward_that_is_not_a_number_stops_the_step_and_names_the_sample(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reward_that_is_not_a_number_stays_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever learns or scores from it names the sample: `rollout.store.check_finite`."""
+
     class Broken(Reward):
         def score(self, prompt: Prompt, text: str) -> float:
             return float("nan") if text == "b" else 1.0
 
     monkeypatch.setitem(REWARDS, "exact", Broken)
-    with pytest.raises(NumericsError, match=r"'exact' of response 1, to prompt p/1, is nan"):
-        Scorer([RewardConfig(name="exact")]).score([prompt("1", 0), prompt("1", 1)], ["a", "b"])
+    scorer = Scorer([RewardConfig(name="exact")])
+    right, wrong = scorer.score([prompt("1", 0), prompt("1", 1)], ["a", "b"])
+    assert right == {"exact": 1.0}
+    assert math.isnan(wrong["exact"])
+    assert math.isnan(scorer.total(wrong))
 
 
 def test_a_prompt_that_a_reward_cannot_judge_is_named_before_anything_is_scored() -> None:
