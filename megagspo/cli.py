@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from megagspo.errors import MegagspoError, UserError, writing
@@ -206,7 +207,7 @@ def doctor() -> None:
 
     table = Table(show_header=False)
     for finding in findings():
-        table.add_row(finding.what, {True: "yes", False: "no"}[finding.works], finding.detail)
+        table.add_row(finding.what, {True: "yes", False: "no"}[finding.works], escape(finding.detail))
     Console(highlight=False).print(table)
 
 

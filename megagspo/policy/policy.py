@@ -25,6 +25,7 @@ from megagspo.model.build import build_model
 from megagspo.model.context import ContextShare, sequence_multiple
 from megagspo.platform.device import Platform
 from megagspo.policy.batch import MicroBatch, RowShape, pack
+from megagspo.policy.host_memory import HostMemory, state_tensors
 from megagspo.policy.megatron_checkpoint import load_state, load_weights, save_state
 from megagspo.policy.optimizer import build_optimizer, build_schedule, wrap_data_parallel
 from megagspo.policy.packing import Packing, fill, plan_microbatches
@@ -86,6 +87,7 @@ class MegatronPolicy:
             )
             self.optimizer = build_optimizer(self.chunks, config, dtype)
             self.schedule = build_schedule(self.optimizer, config, total_updates)
+        self._host = HostMemory()
 
     # --- computing ------------------------------------------------------------------------------------------
 
@@ -150,6 +152,15 @@ class MegatronPolicy:
         """The weights as named tensors in Hugging Face layout, on every rank; all ranks must read it to its
         end."""
         return self.weights.stream(self.config.sync.bucket_bytes)
+
+    def lend_device(self) -> int:
+        """Moves weights, gradients and optimizer state to host memory, for an engine on the same device;
+        returns the bytes given back. Nothing else may be asked of the policy until `take_back_device`."""
+        return self._host.take(state_tensors(self.chunks, self.optimizer))
+
+    def take_back_device(self) -> None:
+        """Moves them back, bit for bit."""
+        self._host.give_back()
 
     # --- state ----------------------------------------------------------------------------------------------
 

@@ -177,6 +177,7 @@ def test_doctor_says_what_is_there_and_what_is_not(megagspo: Command) -> None:
     shown = megagspo("doctor").stdout
     assert "megatron-core" in shown
     assert "TransformerEngine" in shown
+    assert "megagspo[te]" in "".join(shown.split())
 
 
 COMMANDS = [
