@@ -245,10 +245,16 @@ def _clock(axes: Axes, metrics: Metrics, *, most: int) -> None:
     # A step's record stands at its end; the first recorded one began its own length earlier.
     times, steps = [0.0, *elapsed], [metrics.steps[0] - 1, *metrics.steps]
     top = axes.twiny()
-    top.set_xlim(axes.get_xlim())
-    top.set_xticks(
-        np.interp([t * length for t in ticks], times, steps), labels=[f"{t:g} {unit}" for t in ticks]
-    )
+    first, last = axes.get_xlim()
+    top.set_xlim(first, last)
+    places: list[float] = []
+    labels: list[str] = []
+    for tick, place in zip(ticks, np.interp([t * length for t in ticks], times, steps), strict=True):
+        # Where a step took long, say over a pause of the machine, the label that fits comes first.
+        if not places or place - places[-1] > (last - first) / (2 * most):
+            places.append(float(place))
+            labels.append(f"{tick:g} {unit}")
+    top.set_xticks(places, labels=labels)
     top.grid(False)
     top.tick_params(length=3, pad=3)
 
