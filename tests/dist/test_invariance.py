@@ -180,5 +180,12 @@ def test_interleaved_schedule_takes_any_number_of_micro_batches(
 
 @pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_whole_product(ranks: RankPool, model: Path, cases_file: Path, layout: str) -> None:
-    check(ranks, model, cases_file, layout, itertools.product(OBJECTIVES, ROWS))
+def test_every_objective_is_the_same_in_every_layout(
+    ranks: RankPool, model: Path, cases_file: Path, layout: str
+) -> None:
+    """Each objective in each layout, the cut going round: every objective meets every cut, and every layout
+    does. Of the product of all three this is a quarter, which is what continuous integration has time for."""
+    first, cuts = list(LAYOUTS).index(layout), list(ROWS)
+    check(ranks, model, cases_file, layout, [
+        (name, cuts[(first + number) % len(cuts)]) for number, name in enumerate(OBJECTIVES)
+    ])
