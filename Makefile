@@ -57,7 +57,7 @@ test-second-stack:  ## test-stack on Python 3.12, where there is one
 
 test-full: test test-full-only
 
-test-full-only: setup test-second-stack  ## the second stack, and what takes long: the demo for three seeds
+test-full-only: setup test-second-stack  ## the second stack, and what takes long: objectives x layouts, the demo for three seeds
 	$(BIN)/pytest -m full
 
 clean:
