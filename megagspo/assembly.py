@@ -90,6 +90,12 @@ class Run:
             file = step_file(self.directory.rollouts, self.step)
             write_samples(file, samples, self.step, self.policy.version)
         check_finite(samples)
+        groups, wanted = len({sample.group for sample in samples}), self.config.rollout.prompts
+        if self.config.algorithm.dynamic_sampling and groups < wanted:
+            self.progress.line(
+                f"warning: step {self.step} learns from {groups} groups of {wanted}: no more were found "
+                "whose rewards differ (algorithm.dynamic_sampling)"
+            )
 
     def keep_failed(self, error: NumericsError) -> NumericsError:
         """Files the sample that the error names in `failed/`, and says so in the error that it returns."""
