@@ -32,6 +32,8 @@ def test_gspo_takes_the_held_out_score_from_at_most_a_half_to_at_least_085(tmp_p
     print(f"seed {seed}: {last}")
     assert before <= 0.5
     assert after >= 0.85
+    assert (tmp_path / "demo" / "report.html").is_file()
+    assert f"wrote {tmp_path / 'demo' / 'report.html'}" in " ".join(result.stdout.split())
 
     records = [json.loads(line) for line in (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()]
     assert [record["policy/version"] for record in records] == list(range(1, len(records) + 1))
